@@ -1,0 +1,65 @@
+// How values are combined, and how that travels: ReduceOp, VariableAggregation,
+// CommunicationOptions.
+#pragma once
+
+#include <tutti/dtype.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string_view>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+// SUM is always the same expression, a balanced binary tree over the replicas in their order, so
+// the result depends on the inputs and on nothing else; 16-bit floats are added in 32 bits and
+// rounded once. Integers wrap. MEAN divides the sum by the number of replicas; of (u)int8/16 it is
+// float32, of (u)int32/64 float64. MIN and MAX propagate NaN and order -0 before +0. bool has MIN
+// and MAX only.
+enum class ReduceOp { SUM, MEAN, MIN, MAX, PROD };
+
+// The ReduceOp of this name, in any case. InvalidArgumentError where there is none.
+ReduceOp reduce_op(std::string_view name);
+std::string_view name(ReduceOp op);
+std::ostream& operator<<(std::ostream& os, ReduceOp op);
+
+// The element type of a reduction's result. InvalidArgumentError where `op` is not defined for
+// `dtype`.
+DType result_dtype(ReduceOp op, DType dtype);
+
+// How a variable combines what its replicas assign to it.
+enum class VariableAggregation { NONE, SUM, MEAN, ONLY_FIRST_REPLICA };
+std::string_view name(VariableAggregation aggregation);
+std::ostream& operator<<(std::ostream& os, VariableAggregation aggregation);
+
+// SUM and MEAN have a ReduceOp; the others are an InvalidArgumentError.
+ReduceOp reduce_op(VariableAggregation aggregation);
+
+enum class CommunicationImplementation { AUTO, RING, NCCL };
+
+// The CommunicationImplementation of this name, in any case.
+CommunicationImplementation communication_implementation(std::string_view name);
+
+// Hints for one operation. They change how fast it is, never its result.
+struct CommunicationOptions {
+  // Pack tensors until a pack exceeds this many bytes; 0 leaves it to Tutti. Not negative.
+  int64_t bytes_per_pack = 0;
+  // How long the whole call may wait for others: 0 is forever, none is the setting TUTTI_TIMEOUT.
+  // Not negative.
+  std::optional<std::chrono::nanoseconds> timeout = {};
+  CommunicationImplementation implementation = CommunicationImplementation::AUTO;
+
+  // These options, with every field that `other` sets (to something else than its default) taken
+  // from there.
+  CommunicationOptions merge(const CommunicationOptions& other) const;
+  // InvalidArgumentError where a field is out of range; `what` starts the text.
+  void validate(std::string_view what) const;
+  friend bool operator==(const CommunicationOptions&, const CommunicationOptions&) = default;
+};
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

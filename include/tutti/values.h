@@ -1,0 +1,190 @@
+// The values that replicas exchange: Tensor or IndexedSlices, one per replica (PerReplica) or equal
+// on all (Mirrored).
+#pragma once
+
+#include <tutti/error.h>
+#include <tutti/tensor.h>
+
+#include <deque>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+// Rows of a larger tensor: values[i] belongs to row indices[i]. A row that is named twice means the
+// sum of both.
+struct IndexedSlices {
+  Tensor values;                          // [n, ...]
+  Tensor indices;                         // [n], int32 or int64
+  std::optional<Shape> dense_shape = {};  // of the tensor the rows are taken from
+
+  const std::string& device() const { return values.device(); }
+  DType dtype() const { return values.dtype(); }
+
+  // The tensor with these rows, and zero elsewhere. Rows named twice are added in their order;
+  // 16-bit floats in 32 bits, rounded once. InvalidArgumentError without a dense_shape or where an
+  // index lies outside of it.
+  Tensor to_dense() const;
+
+  // The same slices with every row named once, in ascending order.
+  IndexedSlices merged() const;
+
+  IndexedSlices clone_to(std::string_view device) const;
+
+  // InvalidArgumentError where the parts do not belong together; `what` starts the text. Indices
+  // are not looked at.
+  void validate(std::string_view what) const;
+};
+
+// A Tensor or an IndexedSlices.
+class Value {
+ public:
+  Value(Tensor tensor) : value_(std::move(tensor)) {}
+  Value(IndexedSlices slices) : value_(std::move(slices)) {}
+
+  bool is_sparse() const { return std::holds_alternative<IndexedSlices>(value_); }
+  const Tensor& tensor() const;         // InvalidArgumentError where it is sparse
+  const IndexedSlices& slices() const;  // InvalidArgumentError where it is dense
+
+  const std::string& device() const;
+  DType dtype() const;
+  Value clone_to(std::string_view device) const;
+
+ private:
+  std::variant<Tensor, IndexedSlices> value_;
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool IsValue =
+    std::is_same_v<T, Tensor> || std::is_same_v<T, IndexedSlices> || std::is_same_v<T, Value>;
+
+// The local id of the replica that this thread runs, or -1 outside of any replica function.
+int local_replica_id();
+[[noreturn]] void throw_component_out_of_range(size_t index, size_t size);
+[[noreturn]] void throw_not_in_replica(size_t size);
+// Which of these devices is the current one; 0 where none is.
+size_t component_on_current_device(const std::vector<std::string>& devices);
+
+// One component per local replica, in replica order; a component may be of any type, move-only ones
+// included.
+template <class T>
+class Components {
+  using Storage = std::conditional_t<std::is_same_v<T, bool>, std::deque<bool>, std::vector<T>>;
+
+ public:
+  Components() = default;
+  Components(std::initializer_list<T> components) : components_(components) {}
+  explicit Components(std::vector<T> components) {
+    if constexpr (std::is_same_v<T, bool>)
+      components_.assign(components.begin(), components.end());
+    else
+      components_ = std::move(components);
+  }
+
+  size_t size() const { return components_.size(); }
+  bool empty() const { return components_.empty(); }
+  const T& operator[](size_t i) const {
+    if (i >= size()) throw_component_out_of_range(i, size());
+    return components_[i];
+  }
+  auto begin() const { return components_.begin(); }
+  auto end() const { return components_.end(); }
+
+  // The canonical device of each component, in order; a device may occur twice.
+  std::vector<std::string> devices() const requires requires(const T& t) {
+    std::string(t.device());
+  }
+  {
+    std::vector<std::string> names;
+    for (const T& component : components_) names.push_back(component.device());
+    return names;
+  }
+
+ protected:
+  template <class F>
+  auto mapped(F&& f) const {
+    std::vector<std::decay_t<std::invoke_result_t<F&, const T&>>> results;
+    results.reserve(size());
+    for (const T& component : components_) results.push_back(std::invoke(f, component));
+    return results;
+  }
+
+ private:
+  Storage components_;
+};
+
+}  // namespace detail
+
+// One component per local replica; they may differ. Immutable.
+template <class T>
+class PerReplica : public detail::Components<T> {
+ public:
+  using detail::Components<T>::Components;
+  PerReplica() = default;
+  template <class U>
+  requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
+      PerReplica(const PerReplica<U>& other)
+      : PerReplica(std::vector<T>(other.begin(), other.end())) {}
+  // A single tensor or slices counts as one replica.
+  template <class U>
+  requires(std::is_same_v<T, Value>&& detail::IsValue<std::decay_t<U>>) PerReplica(U&& value)
+      : detail::Components<T>({Value(std::forward<U>(value))}) {}
+
+  // f of each component. Members work too: results.map(&Result::loss).
+  template <class F>
+  auto map(F&& f) const {
+    auto results = this->mapped(std::forward<F>(f));
+    return PerReplica<typename decltype(results)::value_type>(std::move(results));
+  }
+
+  // Inside a replica function: that replica's component. InvalidArgumentError elsewhere.
+  const T& get() const {
+    const int id = detail::local_replica_id();
+    if (id < 0) detail::throw_not_in_replica(this->size());
+    return (*this)[size_t(id)];
+  }
+};
+
+// One component per device; all are equal. Immutable. Not a PerReplica: what is equal already needs
+// no reduction.
+template <class T>
+class Mirrored : public detail::Components<T> {
+ public:
+  using detail::Components<T>::Components;
+  Mirrored() = default;
+  template <class U>
+  requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
+      Mirrored(const Mirrored<U>& other)
+      : Mirrored(std::vector<T>(other.begin(), other.end())) {}
+
+  template <class F>
+  auto map(F&& f) const {
+    auto results = this->mapped(std::forward<F>(f));
+    return Mirrored<typename decltype(results)::value_type>(std::move(results));
+  }
+
+  // Inside a replica function that replica's component; elsewhere the one on the current device, or
+  // else the first.
+  const T& get() const {
+    if (const int id = detail::local_replica_id(); id >= 0) return (*this)[size_t(id)];
+    if constexpr (requires { this->devices(); })
+      return (*this)[detail::component_on_current_device(this->devices())];
+    return (*this)[0];
+  }
+  // A Mirrored stands for its component, so that Mirrored<int>{7, 7} + 1 is 8.
+  operator const T&() const { return get(); }
+};
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

@@ -1,0 +1,19 @@
+// The version of the headers, and of the library they are used with.
+#pragma once
+
+#include <string_view>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+inline constexpr int version_major = 0;
+inline constexpr int version_minor = 1;
+inline constexpr int version_patch = 0;
+
+// The version of the loaded library, "0.1.0".
+std::string_view version();
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

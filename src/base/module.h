@@ -1,0 +1,22 @@
+// Modules: the heavy parts of Tutti (gRPC, UCX, MPI, CUDA), each a shared library beside
+// libtutti.so with one C entry point, loaded when first needed. A program that needs none of them
+// loads none, and a machine that lacks one runs the rest.
+#pragma once
+
+#include <string>
+
+namespace tutti::base {
+
+// What a module hands out. Each defines, with default visibility:
+//   extern "C" const tutti::base::Module* tutti_module();
+struct Module {
+  const char* version;  // of the Tutti it was built with; another one is refused
+  const void*
+      interface;  // what it offers; the type is the module's own, named by the code that loads it
+};
+
+// The module `name`, from libtutti_<name>.so in TUTTI_MODULE_PATH or beside libtutti.so. Loaded
+// once and never unloaded. UnavailableError, with the remedy, where it cannot be had.
+const Module& load_module(const std::string& name);
+
+}  // namespace tutti::base

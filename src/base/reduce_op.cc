@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+#include <tutti/error.h>
+#include <tutti/reduce_op.h>
+
+#include <array>
+#include <string>
+
+namespace tutti {
+
+namespace {
+
+constexpr std::array<std::string_view, 5> kOps{"SUM", "MEAN", "MIN", "MAX", "PROD"};
+constexpr std::array<std::string_view, 4> kAggregations{"NONE", "SUM", "MEAN",
+                                                        "ONLY_FIRST_REPLICA"};
+constexpr std::array<std::string_view, 3> kImplementations{"AUTO", "RING", "NCCL"};
+
+template <size_t N>
+size_t look_up(std::string_view text, const std::array<std::string_view, N>& names,
+               std::string_view what) {
+  std::string upper(text), all;
+  for (char& c : upper)
+    if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');
+  for (size_t i = 0; i < N; ++i) {
+    if (names[i] == upper) return i;
+    all += (i ? ", " : "") + std::string(names[i]);
+  }
+  throw InvalidArgumentError(fmt::format("\"{}\" is not a {}; there are {}", text, what, all));
+}
+
+}  // namespace
+
+ReduceOp reduce_op(std::string_view text) { return ReduceOp(look_up(text, kOps, "ReduceOp")); }
+std::string_view name(ReduceOp op) { return kOps[size_t(op)]; }
+std::ostream& operator<<(std::ostream& os, ReduceOp op) { return os << name(op); }
+
+std::string_view name(VariableAggregation aggregation) {
+  return kAggregations[size_t(aggregation)];
+}
+std::ostream& operator<<(std::ostream& os, VariableAggregation aggregation) {
+  return os << name(aggregation);
+}
+
+ReduceOp reduce_op(VariableAggregation aggregation) {
+  switch (aggregation) {
+    case VariableAggregation::SUM: return ReduceOp::SUM;
+    case VariableAggregation::MEAN: return ReduceOp::MEAN;
+    case VariableAggregation::NONE:
+    case VariableAggregation::ONLY_FIRST_REPLICA: break;
+  }
+  throw InvalidArgumentError(
+      fmt::format("VariableAggregation {} has no ReduceOp; SUM and MEAN do", name(aggregation)));
+}
+
+DType result_dtype(ReduceOp op, DType dtype) {
+  if (dtype == DType::boolean && op != ReduceOp::MIN && op != ReduceOp::MAX)
+    throw InvalidArgumentError(
+        fmt::format("bool has no {}; it has MIN (and) and MAX (or)", name(op)));
+  if (op != ReduceOp::MEAN || is_floating(dtype)) return dtype;
+  return size_of(dtype) <= 2 ? DType::float32 : DType::float64;
+}
+
+CommunicationImplementation communication_implementation(std::string_view text) {
+  return CommunicationImplementation(
+      look_up(text, kImplementations, "CommunicationImplementation"));
+}
+
+CommunicationOptions CommunicationOptions::merge(const CommunicationOptions& other) const {
+  CommunicationOptions merged = *this;
+  if (other.bytes_per_pack != 0) merged.bytes_per_pack = other.bytes_per_pack;
+  if (other.timeout) merged.timeout = other.timeout;
+  if (other.implementation != CommunicationImplementation::AUTO)
+    merged.implementation = other.implementation;
+  return merged;
+}
+
+void CommunicationOptions::validate(std::string_view what) const {
+  if (bytes_per_pack < 0)
+    throw InvalidArgumentError(
+        fmt::format("{}: bytes_per_pack is {}, expected 0 or more", what, bytes_per_pack));
+  if (timeout && timeout->count() < 0)
+    throw InvalidArgumentError(fmt::format("{}: the timeout is {} ns, expected 0 (forever) or more",
+                                           what, timeout->count()));
+}
+
+}  // namespace tutti

@@ -1,0 +1,128 @@
+#include "base/rendezvous.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace tutti::base {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string seconds_text(std::chrono::nanoseconds duration) {
+  return fmt::format("{:g} s", std::chrono::duration<double>(duration).count());
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(int participants, std::string noun)
+    : noun_(std::move(noun)), states_(size_t(participants), State::elsewhere) {}
+
+std::string Rendezvous::name(int participant) const {
+  return fmt::format("{} {}", noun_, participant);
+}
+
+void Rendezvous::meet(int participant, std::string_view what, Patience patience,
+                      const std::function<void()>& action) {
+  std::unique_lock lock(mutex_);
+  if (broken_) throw_broken(what);
+  states_[size_t(participant)] = State::waiting;
+  ++arrived_;
+  const uint64_t meeting = meeting_;
+  check_complete(what);
+
+  if (arrived_ == int(states_.size())) {
+    lock.unlock();  // a failing action takes the lock to say so; nobody else can move on before it
+                    // is done
+    try {
+      action();
+    } catch (const std::exception& e) {
+      fail(participant, e.what());
+      throw;
+    } catch (...) {
+      fail(participant, "an exception of unknown type");
+      throw;
+    }
+    lock.lock();
+    std::ranges::fill(states_, State::elsewhere);
+    arrived_ = 0;
+    ++meeting_;
+    changed_.notify_all();
+    return;
+  }
+
+  const auto started = Clock::now();
+  const auto over = [&] { return broken_ || meeting_ != meeting; };
+  const auto wait = [&](std::chrono::nanoseconds limit) {
+    if (limit.count() > 0) return changed_.wait_until(lock, started + limit, over);
+    changed_.wait(lock, over);
+    return true;
+  };
+  const bool warn = patience.warn_after.count() > 0 &&
+                    (patience.timeout.count() == 0 || patience.warn_after < patience.timeout);
+  if (warn && !wait(patience.warn_after)) {
+    log(LogLevel::warning, fmt::format("{}: {} has waited {} for {}", what, name(participant),
+                                       seconds_text(patience.warn_after), missing()));
+  }
+  if (!wait(patience.timeout) && arrived_ < int(states_.size()))
+    break_with(
+        ErrorCode::deadline_exceeded,
+        fmt::format("{}: waited {} for {}", what, seconds_text(patience.timeout), missing()));
+  // All have come and the action runs: that is no longer waiting for others.
+  changed_.wait(lock, over);
+  if (meeting_ == meeting) throw_broken(what);
+}
+
+void Rendezvous::leave(int participant) {
+  std::lock_guard lock(mutex_);
+  states_[size_t(participant)] = State::left;
+  if (arrived_ > 0) check_complete("");
+}
+
+void Rendezvous::fail(int participant, std::string_view why) {
+  std::lock_guard lock(mutex_);
+  break_with(ErrorCode::aborted, fmt::format("{} failed: {}", name(participant), why));
+}
+
+void Rendezvous::reset() {
+  std::lock_guard lock(mutex_);
+  std::ranges::fill(states_, State::elsewhere);
+  arrived_ = 0;
+  broken_.reset();
+}
+
+// Somebody waits, and somebody else will never come.
+void Rendezvous::check_complete(std::string_view what) {
+  if (broken_ || std::ranges::find(states_, State::left) == states_.end()) return;
+  std::string gone;
+  for (size_t i = 0; i < states_.size(); ++i)
+    if (states_[i] == State::left) gone += (gone.empty() ? "" : ", ") + name(int(i));
+  break_with(ErrorCode::failed_precondition,
+             fmt::format("{}{} returned while others wait for it",
+                         what.empty() ? "" : fmt::format("{}: ", what), gone));
+  if (!what.empty()) throw_broken(what);
+}
+
+// The first error stays.
+void Rendezvous::break_with(ErrorCode code, std::string text) {
+  if (!broken_) broken_ = Broken{code, std::move(text)};
+  changed_.notify_all();
+}
+
+void Rendezvous::throw_broken(std::string_view what) const {
+  const std::string prefix = fmt::format("{}: ", what);
+  throw_error(broken_->code,
+              broken_->text.starts_with(prefix) ? broken_->text : prefix + broken_->text);
+}
+
+std::string Rendezvous::missing() const {
+  std::string names;
+  for (size_t i = 0; i < states_.size(); ++i)
+    if (states_[i] != State::waiting) names += (names.empty() ? "" : ", ") + name(int(i));
+  return names;
+}
+
+}  // namespace tutti::base

@@ -1,0 +1,68 @@
+// A meeting point for a fixed set of participants that cannot hang.
+//
+// Participants meet again and again. One that will not come (it failed, it left, it is late) turns
+// the meeting into an error that names it, for everybody who waits and for everybody who comes
+// later, until reset. Never use std::barrier or std::latch where a participant may fail.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tutti::base {
+
+class Rendezvous {
+ public:
+  // `noun` is what a participant is called in errors: "replica", "rank".
+  Rendezvous(int participants, std::string noun);
+
+  // Waits until all participants have come. The last to come runs its `action` before any of them
+  // leaves. Where the action throws, the exception goes to the one that ran it and an AbortedError
+  // to the others. A timeout or warn_after of 0 is never; the timeout covers the waiting for
+  // others, not the action.
+  struct Patience {
+    std::chrono::nanoseconds timeout;
+    std::chrono::nanoseconds warn_after;
+  };
+  void meet(int participant, std::string_view what, Patience patience,
+            const std::function<void()>& action);
+
+  // `participant` comes no more: FailedPreconditionError for the others if they wait for it.
+  void leave(int participant);
+
+  // `participant` has failed: AbortedError for the others, now or when they next come.
+  void fail(int participant, std::string_view why);
+
+  // Everybody is expected again. Only while nobody is inside.
+  void reset();
+
+ private:
+  enum class State { elsewhere, waiting, left };
+  struct Broken {
+    ErrorCode code;
+    std::string text;
+  };
+
+  std::string name(int participant) const;
+  void break_with(ErrorCode code, std::string text);
+  void check_complete(std::string_view what);
+  [[noreturn]] void throw_broken(std::string_view what) const;
+  std::string missing() const;
+
+  const std::string noun_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<State> states_;
+  int arrived_ = 0;
+  uint64_t meeting_ = 0;
+  std::optional<Broken> broken_;
+};
+
+}  // namespace tutti::base

@@ -1,0 +1,84 @@
+#include "base/settings.h"
+
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+namespace tutti::base {
+
+namespace {
+
+constexpr SettingDoc kDocs[] = {
+    {"TUTTI_BACKEND", "",
+     "nccl makes it an error where NCCL cannot be used; empty: chosen automatically"},
+    {"TUTTI_LOG", "warning", "what is logged to stderr: debug, info, warning, error or off"},
+    {"TUTTI_MODULE_PATH", "", "the folder of Tutti's modules; empty: beside libtutti.so"},
+    {"TUTTI_THREADS", "0", "threads that a reduction uses; 0: one per core this process may use"},
+    {"TUTTI_TIMELINE", "",
+     "a file that gets every operation in Chrome's trace format; empty: none"},
+    {"TUTTI_TIMEOUT", "600", "seconds after which waiting for others is an error; 0: never"},
+    {"TUTTI_WARN_AFTER", "30", "seconds after which waiting for others is logged; 0: never"},
+};
+
+std::string_view get(const char* name) {
+  for (const SettingDoc& doc : kDocs)
+    if (doc.name == std::string_view(name)) {
+      const char* value = std::getenv(name);
+      return value && *value ? value : doc.default_value;
+    }
+  throw InternalError(fmt::format("the setting {} has no entry in the table", name));
+}
+
+double number(const char* name, double largest) {
+  const std::string_view text = get(name);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= largest))
+    throw InvalidArgumentError(
+        fmt::format("{}={}: expected a number from 0 to {:g}", name, text, largest));
+  return value;
+}
+
+std::chrono::nanoseconds seconds(const char* name) {
+  return std::chrono::nanoseconds(int64_t(number(name, 1e9) * 1e9));
+}
+
+std::string one_of(const char* name, std::initializer_list<std::string_view> allowed) {
+  const std::string_view value = get(name);
+  if (std::ranges::find(allowed, value) == allowed.end())
+    throw InvalidArgumentError(
+        fmt::format("{}={}: expected one of \"{}\"", name, value, fmt::join(allowed, "\", \"")));
+  return std::string(value);
+}
+
+}  // namespace
+
+std::span<const SettingDoc> setting_docs() { return kDocs; }
+
+Settings read_settings() {
+  Settings s;
+  const double threads = number("TUTTI_THREADS", 4096);
+  if (threads != std::floor(threads))
+    throw InvalidArgumentError(
+        fmt::format("TUTTI_THREADS={}: expected a whole number", get("TUTTI_THREADS")));
+  s.threads = int(threads);
+  s.timeout = seconds("TUTTI_TIMEOUT");
+  s.warn_after = seconds("TUTTI_WARN_AFTER");
+  s.timeline = get("TUTTI_TIMELINE");
+  s.log_level = one_of("TUTTI_LOG", {"debug", "info", "warning", "error", "off"});
+  s.backend = one_of("TUTTI_BACKEND", {"", "nccl"});
+  s.module_path = get("TUTTI_MODULE_PATH");
+  return s;
+}
+
+const Settings& settings() {
+  static const Settings instance = read_settings();
+  return instance;
+}
+
+}  // namespace tutti::base

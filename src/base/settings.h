@@ -1,0 +1,35 @@
+// Every environment variable that Tutti reads: here, and nowhere else.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <string>
+
+namespace tutti::base {
+
+struct Settings {
+  int threads = 0;                      // TUTTI_THREADS; 0: one per core
+  std::chrono::nanoseconds timeout;     // TUTTI_TIMEOUT; 0: never
+  std::chrono::nanoseconds warn_after;  // TUTTI_WARN_AFTER; 0: never
+  std::string timeline;                 // TUTTI_TIMELINE; empty: off
+  std::string log_level;                // TUTTI_LOG
+  std::string backend;                  // TUTTI_BACKEND; empty: chosen automatically
+  std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
+};
+
+// The settings of this process, read from the environment on the first call. InvalidArgumentError,
+// naming the variable, where a value cannot be understood.
+const Settings& settings();
+
+// Reads the environment afresh.
+Settings read_settings();
+
+struct SettingDoc {
+  const char* name;
+  const char* default_value;
+  const char* meaning;
+};
+// One entry per variable: what docs/settings.md and `tutti info` print.
+std::span<const SettingDoc> setting_docs();
+
+}  // namespace tutti::base

@@ -1,0 +1,103 @@
+#include <fmt/format.h>
+#include <tutti/cross_device_ops.h>
+#include <tutti/error.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "cross_device/fused.h"
+#include "cross_device/packing.h"
+#include "observe/timeline.h"
+#include "tensor/tensor_impl.h"
+
+namespace tutti {
+
+namespace {
+
+using cross_device::PackingOptions;
+
+// NCCL reduces between GPUs, one replica on each.
+void check_nccl(std::span<const ValueDestinationPair> pairs) {
+  for (const auto& [value, destinations] : pairs)
+    for (const Value& v : value) {
+      const Tensor& tensor = v.is_sparse() ? v.slices().values : v.tensor();
+      if (detail::TensorAccess::device(tensor).type() == "GPU") continue;
+      if (base::settings().backend == "nccl")
+        throw UnavailableError(
+            fmt::format("\"nccl\" reduces between distinct GPUs, and a replica is on {}; unset "
+                        "TUTTI_BACKEND=nccl to fall back "
+                        "to a reduction in host memory",
+                        v.device()));
+      static const std::string text =
+          "\"nccl\" reduces between distinct GPUs, and the replicas are on CPUs; falling back to a "
+          "reduction in "
+          "host memory";
+      return base::log_once(base::LogLevel::warning, text);
+    }
+}
+
+// How many packs the options ask for: one plan per set of destinations and dtype.
+size_t count_packs(std::span<const ValueDestinationPair> pairs, const PackingOptions& options) {
+  std::map<std::pair<std::vector<std::string>, DType>, std::vector<int64_t>> groups;
+  for (const auto& [value, destinations] : pairs)
+    if (std::ranges::none_of(value, &Value::is_sparse))
+      groups[{destinations.devices(), value[0].dtype()}].push_back(
+          value[0].tensor().num_elements());
+  size_t packs = 0;
+  for (const auto& [key, elements] : groups)
+    packs += cross_device::packing_plan(elements, size_of(key.second), options).size();
+  return packs;
+}
+
+}  // namespace
+
+AllReduceCrossDeviceOps::AllReduceCrossDeviceOps(std::string_view all_reduce_alg, int num_packs,
+                                                 int64_t agg_small_grads_max_bytes,
+                                                 int agg_small_grads_max_group)
+    : all_reduce_alg_(all_reduce_alg),
+      num_packs_(num_packs),
+      agg_small_grads_max_bytes_(agg_small_grads_max_bytes),
+      agg_small_grads_max_group_(agg_small_grads_max_group) {
+  if (all_reduce_alg != "nccl" && all_reduce_alg != "hierarchical_copy")
+    throw InvalidArgumentError(fmt::format(
+        "\"{}\" is not an all-reduce algorithm; there are \"nccl\" and \"hierarchical_copy\"",
+        all_reduce_alg));
+  const auto check = [](const char* what, int64_t number) {
+    if (number < 0)
+      throw InvalidArgumentError(fmt::format("{} is {}, expected 0 or more", what, number));
+  };
+  check("num_packs", num_packs);
+  check("agg_small_grads_max_bytes", agg_small_grads_max_bytes);
+  check("agg_small_grads_max_group", agg_small_grads_max_group);
+}
+
+Mirrored<Value> AllReduceCrossDeviceOps::reduce_implementation(
+    ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations,
+    const CommunicationOptions& options) {
+  return std::move(batch_reduce_implementation(op, {{value, destinations}}, options)[0]);
+}
+
+std::vector<Mirrored<Value>> AllReduceCrossDeviceOps::batch_reduce_implementation(
+    ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
+    const CommunicationOptions& options) {
+  if (all_reduce_alg_ == "nccl") check_nccl(pairs);
+  if (auto* span = observe::Span::current()) {
+    span->set("algorithm", all_reduce_alg_);
+    span->set("packing", "in place");
+    span->set("packs_asked_for",
+              int64_t(count_packs(pairs, {.num_packs = num_packs_,
+                                          .agg_small_grads_max_bytes = agg_small_grads_max_bytes_,
+                                          .agg_small_grads_max_group = agg_small_grads_max_group_,
+                                          .bytes_per_pack = options.bytes_per_pack})));
+  }
+  return cross_device::fused_reduce(op, pairs);
+}
+
+HierarchicalCopyAllReduce::HierarchicalCopyAllReduce(int num_packs)
+    : AllReduceCrossDeviceOps("hierarchical_copy", num_packs) {}
+
+NcclAllReduce::NcclAllReduce(int num_packs) : AllReduceCrossDeviceOps("nccl", num_packs) {}
+
+}  // namespace tutti

@@ -1,0 +1,168 @@
+#include "cross_device/fused.h"
+
+#include <algorithm>
+#include <ranges>
+
+#include "kernels/reduce.h"
+#include "tensor/tensor_impl.h"
+
+namespace tutti::cross_device {
+
+namespace {
+
+using detail::Device;
+using detail::TensorAccess;
+
+bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+// Collects what the kernel is to do, and keeps alive what it reads.
+class Work {
+ public:
+  // One empty tensor per destination.
+  std::vector<Tensor> make_outputs(const Shape& shape, DType dtype,
+                                   const Destinations& destinations) {
+    std::vector<Tensor> outputs;
+    outputs.reserve(destinations.size());
+    for (Device* device : TensorAccess::devices(destinations))
+      outputs.push_back(TensorAccess::empty(shape, dtype, *device));
+    return outputs;
+  }
+
+  // outputs[k][at...] = the inputs, combined.
+  void add(ReduceOp op, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           size_t at_byte, int64_t divisor) {
+    if (inputs[0].num_elements() == 0) return;
+    reductions_.push_back({.inputs = {},
+                           .outputs = {},
+                           .count = inputs[0].num_elements(),
+                           .dtype = inputs[0].dtype(),
+                           .op = op,
+                           .divisor = divisor});
+    sizes_.push_back({inputs.size(), outputs.size()});
+    for (const Tensor& t : inputs) from_.push_back(t.const_data());
+    for (const Tensor& t : outputs)
+      to_.push_back(static_cast<std::byte*>(TensorAccess::data(t)) + at_byte);
+    kept_.insert(kept_.end(), inputs.begin(), inputs.end());
+  }
+
+  void run() {
+    const void* const* from = from_.data();
+    void* const* to = to_.data();
+    for (size_t i = 0; i < reductions_.size(); ++i) {
+      reductions_[i].inputs = {from, sizes_[i].first};
+      reductions_[i].outputs = {to, sizes_[i].second};
+      from += sizes_[i].first;
+      to += sizes_[i].second;
+    }
+    kernels::reduce(reductions_);
+  }
+
+ private:
+  std::vector<kernels::Reduction> reductions_;
+  std::vector<std::pair<size_t, size_t>> sizes_;
+  std::vector<const void*> from_;
+  std::vector<void*> to_;
+  std::vector<Tensor> kept_;
+};
+
+Mirrored<Value> as_values(const std::vector<Tensor>& tensors) {
+  return Mirrored<Value>(std::vector<Value>(tensors.begin(), tensors.end()));
+}
+
+Mirrored<Value> add_dense(Work& work, ReduceOp op, const std::vector<Tensor>& inputs,
+                          const Destinations& destinations, int64_t replicas) {
+  const DType dtype = result_dtype(op, inputs[0].dtype());
+  const std::vector<Tensor> outputs = work.make_outputs(inputs[0].shape(), dtype, destinations);
+  work.add(op, inputs, outputs, 0, replicas);
+  return as_values(outputs);
+}
+
+// Values and indices end to end in replica order. The mean divides the values; the indices stay.
+Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& value,
+                           const Destinations& destinations) {
+  const IndexedSlices& first = value[0].slices();
+  DType index_type = first.indices.dtype();
+  std::optional<Shape> dense_shape = first.dense_shape;
+  std::vector<int64_t> extents = first.values.shape().extents();
+  extents[0] = 0;
+  for (const Value& v : value) {
+    extents[0] += v.slices().values.shape()[0];
+    if (v.slices().indices.dtype() != index_type) index_type = DType::int64;
+    if (!dense_shape) dense_shape = v.slices().dense_shape;
+  }
+  const DType dtype = result_dtype(op, first.dtype());
+  const std::vector<Tensor> values = work.make_outputs(Shape(extents), dtype, destinations);
+  const std::vector<Tensor> indices =
+      work.make_outputs(Shape{extents[0]}, index_type, destinations);
+  size_t value_at = 0, index_at = 0;
+  for (const Value& v : value) {
+    const IndexedSlices& slices = v.slices();
+    const Tensor rows =
+        slices.indices.dtype() == index_type ? slices.indices : slices.indices.to(index_type);
+    work.add(op, {&slices.values, 1}, values, value_at, int64_t(value.size()));
+    work.add(ReduceOp::SUM, {&rows, 1}, indices, index_at, 1);
+    value_at += size_t(slices.values.num_elements()) * size_of(dtype);
+    index_at += rows.num_bytes();
+  }
+  std::vector<Value> results;
+  for (size_t i = 0; i < values.size(); ++i)
+    results.push_back(IndexedSlices{values[i], indices[i], dense_shape});
+  return Mirrored<Value>(std::move(results));
+}
+
+// Dense and sparse components of one value. 16-bit floats are widened here, so that repeated rows
+// and the sum over the replicas together are rounded once.
+Mirrored<Value> reduce_mixed(ReduceOp op, const PerReplica<Value>& value,
+                             const Destinations& destinations) {
+  const DType dtype = value[0].dtype();
+  const auto widened = [&](const Tensor& t) { return is_half(dtype) ? t.to(DType::float32) : t; };
+  std::vector<Tensor> inputs;
+  for (const Value& v : value) {
+    if (!v.is_sparse()) {
+      inputs.push_back(widened(v.tensor()));
+      continue;
+    }
+    IndexedSlices slices = v.slices();
+    slices.values = widened(slices.values);
+    inputs.push_back(slices.to_dense());
+  }
+  Work work;
+  const Mirrored<Value> result = add_dense(work, op, inputs, destinations, int64_t(inputs.size()));
+  work.run();
+  if (!is_half(dtype)) return result;
+  return result.map([&](const Value& v) { return Value(v.tensor().to(dtype)); });
+}
+
+Mirrored<Value> add(Work& work, ReduceOp op, const PerReplica<Value>& value,
+                    const Destinations& destinations, int64_t replicas) {
+  const auto sparse = size_t(std::ranges::count_if(value, &Value::is_sparse));
+  if (sparse == value.size()) return add_sparse(work, op, value, destinations);
+  if (sparse > 0) return reduce_mixed(op, value, destinations);
+  std::vector<Tensor> inputs;
+  inputs.reserve(value.size());
+  for (const Value& v : value) inputs.push_back(v.tensor());
+  return add_dense(work, op, inputs, destinations, replicas ? replicas : int64_t(value.size()));
+}
+
+}  // namespace
+
+std::vector<Mirrored<Value>> fused_reduce(ReduceOp op,
+                                          std::span<const ValueDestinationPair> pairs) {
+  Work work;
+  std::vector<Mirrored<Value>> results;
+  results.reserve(pairs.size());
+  for (const auto& [value, destinations] : pairs)
+    results.push_back(add(work, op, value, destinations, 0));
+  work.run();
+  return results;
+}
+
+Mirrored<Value> fused_reduce(ReduceOp op, const PerReplica<Value>& value,
+                             const Destinations& destinations, int64_t replicas) {
+  Work work;
+  Mirrored<Value> result = add(work, op, value, destinations, replicas);
+  work.run();
+  return result;
+}
+
+}  // namespace tutti::cross_device

@@ -1,0 +1,394 @@
+#include "kernels/reduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/topology.h"
+
+// This file is compiled once per vector instruction set; the best one is chosen at run time.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/reduce.cc"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace tutti::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Results are built tile by tile in the first-level cache, then written to all outputs.
+constexpr size_t kTileBytes = 4096;
+template <class T>
+constexpr size_t kTile = kTileBytes / sizeof(T);
+
+constexpr size_t split(size_t n) {  // the largest power of two below n
+  size_t p = 1;
+  while (2 * p < n) p *= 2;
+  return p;
+}
+
+// How a stored element becomes a lane of the accumulation type.
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Acc = T;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Stored* from) {
+    return hn::LoadU(d, from);
+  }
+};
+
+// The 16-bit floats are converted in integer lanes: Highway's own conversions differ between
+// instruction sets.
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Acc = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Stored* from) {
+    const hn::Rebind<uint32_t, D> du;
+    const auto bits = hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), from));
+    return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+  }
+  template <class D>
+  static HWY_INLINE void store(D, hn::Vec<D> value, Stored* to) {
+    const hn::Rebind<uint32_t, D> du;
+    const auto bits = hn::BitCast(du, value);
+    const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffffffu));
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))));
+    const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
+    const auto is_nan = hn::Gt(hn::BitCast(hn::RebindToSigned<decltype(du)>(), magnitude),
+                               hn::Set(hn::RebindToSigned<decltype(du)>(), 0x7f800000));
+    const auto result = hn::IfThenElse(hn::RebindMask(du, is_nan), quiet, rounded);
+    hn::StoreU(hn::DemoteTo(hn::Rebind<uint16_t, D>(),
+                            hn::BitCast(hn::RebindToSigned<decltype(du)>(), result)),
+               hn::Rebind<uint16_t, D>(), to);
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  using Acc = float;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const Stored* from) {
+    const hn::Rebind<uint32_t, D> du;
+    const auto half = hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), from));
+    const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
+    const auto shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(du, 0x7fffu)));
+    const auto exponent = hn::And(shifted, hn::Set(du, 0x7c00u << 13));
+    const auto normal = hn::Add(shifted, hn::Set(du, (127u - 15u) << 23));
+    const auto special = hn::Add(normal, hn::Set(du, (128u - 16u) << 23));  // infinity, NaN
+    const auto subnormal =
+        hn::BitCast(du, hn::Sub(hn::BitCast(d, hn::Add(normal, hn::Set(du, 1u << 23))),
+                                hn::BitCast(d, hn::Set(du, 113u << 23))));
+    auto bits = hn::IfThenElse(hn::Eq(exponent, hn::Set(du, 0x7c00u << 13)), special, normal);
+    bits = hn::IfThenElse(hn::Eq(exponent, hn::Zero(du)), subnormal, bits);
+    return hn::BitCast(d, hn::Or(bits, sign));
+  }
+  template <class D>
+  static HWY_INLINE void store(D d, hn::Vec<D> value, Stored* to) {
+    const hn::Rebind<int32_t, D> di;  // magnitudes are positive, so signed comparisons do
+    const auto bits = hn::BitCast(di, value);
+    const auto magnitude = hn::And(bits, hn::Set(di, 0x7fffffff));
+    const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(di, 0x8000));
+    const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di, 1));
+    const auto normal = hn::ShiftRight<13>(
+        hn::Add(magnitude, hn::Add(odd, hn::Set(di, ((15 - 127) * (1 << 23)) + 0xfff))));
+    const auto half = hn::Set(d, 0.5f);
+    const auto subnormal =
+        hn::Sub(hn::BitCast(di, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(di, half));
+    const auto special = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7f800000)),
+                                        hn::Set(di, 0x7e00), hn::Set(di, 0x7c00));
+    auto result =
+        hn::IfThenElse(hn::Gt(hn::Set(di, (127 - 14) << 23), magnitude), subnormal, normal);
+    result =
+        hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, ((127 + 16) << 23) - 1)), special, result);
+    hn::StoreU(hn::DemoteTo(hn::Rebind<uint16_t, D>(), hn::Or(result, sign)),
+               hn::Rebind<uint16_t, D>(), to);
+  }
+};
+
+struct Add {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> of(D, hn::Vec<D> a, hn::Vec<D> b) {
+    return hn::Add(a, b);
+  }
+};
+struct Mul {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> of(D, hn::Vec<D> a, hn::Vec<D> b) {
+    return hn::Mul(a, b);
+  }
+};
+// NaN wins, and -0 comes before +0. Where neither is less, both are equal, and the bits of two
+// equal floats differ in the sign of a zero only; or else one is NaN, and so is their sum.
+template <bool kMin>
+struct Extreme {
+  template <class D>
+  static HWY_INLINE hn::Vec<D> of(D, hn::Vec<D> a, hn::Vec<D> b) {
+    if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
+      const auto a_first = kMin ? hn::Lt(a, b) : hn::Lt(b, a);
+      const auto b_first = kMin ? hn::Lt(b, a) : hn::Lt(a, b);
+      const auto equal = kMin ? hn::Or(a, b) : hn::And(a, b);
+      const auto neither = hn::IfThenElse(hn::Eq(a, b), equal, hn::Add(a, b));
+      return hn::IfThenElse(a_first, a, hn::IfThenElse(b_first, b, neither));
+    } else {
+      return kMin ? hn::Min(a, b) : hn::Max(a, b);
+    }
+  }
+};
+
+template <class Type, class Op, size_t N, class D>
+HWY_INLINE hn::Vec<D> tree(D d, const typename Type::Stored* const* in, size_t i) {
+  if constexpr (N == 1) {
+    return Type::load(d, in[0] + i);
+  } else {
+    constexpr size_t kLeft = split(N);
+    return Op::of(d, tree<Type, Op, kLeft>(d, in, i), tree<Type, Op, N - kLeft>(d, in + kLeft, i));
+  }
+}
+
+// out[0, count) = the tree of N inputs, in registers.
+template <class Type, class Op, size_t N>
+HWY_NOINLINE void tree_tile(const typename Type::Stored* const* inputs, size_t offset, size_t count,
+                            typename Type::Acc* out) {
+  using Stored = typename Type::Stored;
+  const hn::ScalableTag<typename Type::Acc> d;
+  const size_t lanes = hn::Lanes(d);
+  const Stored* in[N];
+  for (size_t k = 0; k < N; ++k) in[k] = inputs[k] + offset;
+  if (count < lanes) {
+    // Too few for a vector: work on padded copies.
+    HWY_ALIGN Stored padded[N][hn::MaxLanes(d)] = {};
+    HWY_ALIGN typename Type::Acc result[hn::MaxLanes(d)];
+    for (size_t k = 0; k < N; ++k) {
+      std::memcpy(padded[k], in[k], count * sizeof(Stored));
+      in[k] = padded[k];
+    }
+    hn::Store(tree<Type, Op, N>(d, in, 0), d, result);
+    std::memcpy(out, result, count * sizeof(typename Type::Acc));
+    return;
+  }
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(tree<Type, Op, N>(d, in, i), d, out + i);
+  // The last vector may overlap the one before it, which computes the same values again.
+  if (i < count) hn::StoreU(tree<Type, Op, N>(d, in, count - lanes), d, out + count - lanes);
+}
+
+// out[0, count) = the tree of n inputs; count is at most a tile.
+template <class Type, class Op>
+void tree_of(const typename Type::Stored* const* in, size_t n, size_t offset, size_t count,
+             typename Type::Acc* out) {
+  using Acc = typename Type::Acc;
+  switch (n) {
+    case 1: return tree_tile<Type, Op, 1>(in, offset, count, out);
+    case 2: return tree_tile<Type, Op, 2>(in, offset, count, out);
+    case 3: return tree_tile<Type, Op, 3>(in, offset, count, out);
+    case 4: return tree_tile<Type, Op, 4>(in, offset, count, out);
+    default: break;
+  }
+  if constexpr (hwy::IsFloat<Acc>()) {
+    switch (n) {
+      case 5: return tree_tile<Type, Op, 5>(in, offset, count, out);
+      case 6: return tree_tile<Type, Op, 6>(in, offset, count, out);
+      case 7: return tree_tile<Type, Op, 7>(in, offset, count, out);
+      case 8: return tree_tile<Type, Op, 8>(in, offset, count, out);
+      default: break;
+    }
+  }
+  HWY_ALIGN Acc right[kTile<Acc>];
+  const size_t left = split(n);
+  tree_of<Type, Op>(in, left, offset, count, out);
+  tree_of<Type, Op>(in + left, n - left, offset, count, right);
+  const Acc* both[2] = {out, right};
+  tree_tile<Plain<Acc>, Op, 2>(both, 0, count, out);
+}
+
+void write(const void* tile, size_t bytes, std::span<void* const> outputs, size_t offset,
+           bool stream) {
+  const hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  const uint8_t* const from = static_cast<const uint8_t*>(tile);
+  for (void* output : outputs) {
+    uint8_t* const to = static_cast<uint8_t*>(output) + offset;
+    size_t i = 0;
+    if (stream && reinterpret_cast<uintptr_t>(to) % 64 == 0)
+      for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::Load(d, from + i), d, to + i);
+    std::memcpy(to + i, from + i, bytes - i);
+  }
+}
+
+template <class Type, class Op>
+void run(const Reduction& r, int64_t begin, int64_t end, bool stream) {
+  using Acc = typename Type::Acc;
+  using Stored = typename Type::Stored;
+  const hn::ScalableTag<Acc> d;
+  const auto* const in = reinterpret_cast<const Stored* const*>(r.inputs.data());
+  HWY_ALIGN Acc tile[kTile<Acc>];
+  for (int64_t at = begin; at < end; at += int64_t(kTile<Acc>)) {
+    const size_t count = std::min(kTile<Acc>, size_t(end - at));
+    tree_of<Type, Op>(in, r.inputs.size(), size_t(at), count, tile);
+    // From here on whole vectors: what lies behind `count` in the tile is of no interest.
+    if constexpr (hwy::IsFloat<Acc>()) {
+      if (r.op == ReduceOp::MEAN && r.divisor != 1) {
+        const auto by = hn::Set(d, Acc(r.divisor));
+        for (size_t i = 0; i < count; i += hn::Lanes(d))
+          hn::Store(hn::Div(hn::Load(d, tile + i), by), d, tile + i);
+      }
+    }
+    const size_t bytes = count * sizeof(Stored);
+    if constexpr (sizeof(Acc) == sizeof(Stored)) {
+      write(tile, bytes, r.outputs, size_t(at) * sizeof(Stored), stream);
+    } else {
+      HWY_ALIGN Stored narrow[kTile<Acc>];
+      for (size_t i = 0; i < count; i += hn::Lanes(d))
+        Type::store(d, hn::Load(d, tile + i), narrow + i);
+      write(narrow, bytes, r.outputs, size_t(at) * sizeof(Stored), stream);
+    }
+  }
+}
+
+// Highway has no product of 8- and 64-bit integers on every target; the compiler does well enough.
+// T is unsigned.
+template <class T>
+void run_product(const Reduction& r, int64_t begin, int64_t end) {
+  HWY_ALIGN T tile[kTile<T>];
+  for (int64_t at = begin; at < end; at += int64_t(kTile<T>)) {
+    const size_t count = std::min(kTile<T>, size_t(end - at));
+    std::memcpy(tile, static_cast<const T*>(r.inputs[0]) + at, count * sizeof(T));
+    for (const void* input : r.inputs.subspan(1)) {
+      const T* const in = static_cast<const T*>(input) + at;
+      for (size_t i = 0; i < count; ++i) tile[i] = T(uint64_t(tile[i]) * uint64_t(in[i]));
+    }
+    write(tile, count * sizeof(T), r.outputs, size_t(at) * sizeof(T), false);
+  }
+}
+
+// The mean of integers: an exact sum in Wide, and one division.
+template <class T, class Out, class Wide>
+void run_integer_mean(const Reduction& r, int64_t begin, int64_t end) {
+  constexpr size_t kCount = kTile<Wide>;
+  Wide sum[kCount];
+  HWY_ALIGN Out tile[kCount];
+  for (int64_t at = begin; at < end; at += int64_t(kCount)) {
+    const size_t count = std::min(kCount, size_t(end - at));
+    for (size_t i = 0; i < count; ++i) sum[i] = 0;
+    for (const void* input : r.inputs) {
+      const T* const in = static_cast<const T*>(input) + at;
+      for (size_t i = 0; i < count; ++i) sum[i] += Wide(in[i]);
+    }
+    for (size_t i = 0; i < count; ++i) tile[i] = Out(double(sum[i]) / double(r.divisor));
+    write(tile, count * sizeof(Out), r.outputs, size_t(at) * sizeof(Out), false);
+  }
+}
+
+template <class Type>
+void run_float(const Reduction& r, int64_t begin, int64_t end, bool stream) {
+  switch (r.op) {
+    case ReduceOp::SUM:
+    case ReduceOp::MEAN: return run<Type, Add>(r, begin, end, stream);
+    case ReduceOp::MIN: return run<Type, Extreme<true>>(r, begin, end, stream);
+    case ReduceOp::MAX: return run<Type, Extreme<false>>(r, begin, end, stream);
+    case ReduceOp::PROD: return run<Type, Mul>(r, begin, end, stream);
+  }
+}
+
+template <class T>
+void run_integer(const Reduction& r, int64_t begin, int64_t end, bool stream) {
+  using Unsigned = hwy::MakeUnsigned<T>;  // wraps
+  using Out = std::conditional_t<sizeof(T) <= 2, float, double>;
+  using Wide = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
+  switch (r.op) {
+    case ReduceOp::SUM: return run<Plain<Unsigned>, Add>(r, begin, end, stream);
+    case ReduceOp::MEAN: return run_integer_mean<T, Out, Wide>(r, begin, end);
+    case ReduceOp::MIN: return run<Plain<T>, Extreme<true>>(r, begin, end, stream);
+    case ReduceOp::MAX: return run<Plain<T>, Extreme<false>>(r, begin, end, stream);
+    case ReduceOp::PROD: return run_product<Unsigned>(r, begin, end);
+  }
+}
+
+// Elements [begin, end) of one reduction. With `stream`, outputs bypass the cache.
+void reduce_range(const Reduction& r, int64_t begin, int64_t end, bool stream) {
+  switch (r.dtype) {
+    case DType::boolean:
+    case DType::uint8: run_integer<uint8_t>(r, begin, end, stream); break;
+    case DType::int8: run_integer<int8_t>(r, begin, end, stream); break;
+    case DType::int16: run_integer<int16_t>(r, begin, end, stream); break;
+    case DType::int32: run_integer<int32_t>(r, begin, end, stream); break;
+    case DType::int64: run_integer<int64_t>(r, begin, end, stream); break;
+    case DType::uint16: run_integer<uint16_t>(r, begin, end, stream); break;
+    case DType::uint32: run_integer<uint32_t>(r, begin, end, stream); break;
+    case DType::uint64: run_integer<uint64_t>(r, begin, end, stream); break;
+    case DType::float16: run_float<Float16>(r, begin, end, stream); break;
+    case DType::bfloat16: run_float<BFloat16>(r, begin, end, stream); break;
+    case DType::float32: run_float<Plain<float>>(r, begin, end, stream); break;
+    case DType::float64: run_float<Plain<double>>(r, begin, end, stream); break;
+  }
+  if (stream) hwy::FlushStream();
+}
+
+}  // namespace tutti::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tutti::kernels {
+
+HWY_EXPORT(reduce_range);
+
+namespace {
+
+// Work below this many bytes, read and written, is done by the calling thread alone: waking another
+// takes longer.
+constexpr size_t kAlone = 256 << 10;
+// What one thread takes at a time.
+constexpr size_t kChunk = 1 << 20;
+
+struct Chunk {
+  const Reduction* reduction;
+  int64_t begin, end;
+};
+
+size_t traffic_per_element(const Reduction& r) {
+  return r.inputs.size() * size_of(r.dtype) +
+         r.outputs.size() * size_of(result_dtype(r.op, r.dtype));
+}
+
+}  // namespace
+
+void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
+  size_t traffic = 0, written = 0;
+  for (const Reduction& r : batch) {
+    traffic += size_t(r.count) * traffic_per_element(r);
+    written += size_t(r.count) * r.outputs.size() * size_of(result_dtype(r.op, r.dtype));
+  }
+  if (traffic <= kAlone) {
+    for (const Reduction& r : batch) HWY_DYNAMIC_DISPATCH(reduce_range)(r, 0, r.count, false);
+    return;
+  }
+  const bool stream = written > base::topology().last_level_cache / 2;
+  std::vector<Chunk> chunks;
+  for (const Reduction& r : batch) {
+    // A multiple of 4096 elements, so that every chunk starts on a cache line of every output.
+    const size_t elements = kChunk / traffic_per_element(r);
+    const int64_t step = int64_t(std::max<size_t>(1, elements / 4096) * 4096);
+    for (int64_t at = 0; at < r.count; at += step)
+      chunks.push_back({&r, at, std::min(at + step, r.count)});
+  }
+  (pool ? *pool : base::ThreadPool::shared()).for_each(int64_t(chunks.size()), [&](int64_t i) {
+    const Chunk& c = chunks[size_t(i)];
+    HWY_DYNAMIC_DISPATCH(reduce_range)(*c.reduction, c.begin, c.end, stream);
+  });
+}
+
+void copy(void* to, const void* from, size_t bytes) {
+  const Reduction r{.inputs = {&from, 1},
+                    .outputs = {&to, 1},
+                    .count = int64_t(bytes),
+                    .dtype = DType::uint8,
+                    .op = ReduceOp::SUM};
+  reduce({&r, 1});
+}
+
+}  // namespace tutti::kernels
+#endif

@@ -1,0 +1,35 @@
+// The fused n-way reduction: every input read once, every output written once, whatever their
+// number.
+#pragma once
+
+#include <tutti/dtype.h>
+#include <tutti/reduce_op.h>
+
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.h"
+
+namespace tutti::kernels {
+
+// One tensor of a batch: each output becomes the combination of all inputs, element by element.
+// Outputs hold result_dtype(op, dtype) and overlap neither the inputs nor each other.
+struct Reduction {
+  std::span<const void* const> inputs;  // in replica order, at least one
+  std::span<void* const> outputs;
+  int64_t count;  // elements
+  DType dtype;    // of the inputs
+  ReduceOp op;
+  int64_t divisor = 1;  // what MEAN divides the sum by
+};
+
+// Runs the whole batch as one piece of work. For n inputs the result is the tree T(n) = T(p) op T(n
+// - p), with p the largest power of two below n; 16-bit floats are widened, combined, and rounded
+// once. MEAN is the tree of SUM, divided. Every bit depends on the inputs alone: not on threads,
+// batches, alignment or the machine's vector length.
+void reduce(std::span<const Reduction> batch, base::ThreadPool* pool = nullptr);
+
+// Copies bytes, by the same machinery.
+void copy(void* to, const void* from, size_t bytes);
+
+}  // namespace tutti::kernels

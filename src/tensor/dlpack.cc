@@ -1,0 +1,165 @@
+#include <dlpack/dlpack.h>
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+#include <vector>
+
+#include "tensor/tensor_impl.h"
+
+// The parts of DLPack 1.0 that older headers lack. The layout is fixed by that release for all
+// later ones.
+#ifndef DLPACK_MAJOR_VERSION
+struct DLPackVersion {
+  uint32_t major;
+  uint32_t minor;
+};
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  uint64_t flags;
+  DLTensor dl_tensor;
+};
+#endif
+
+namespace tutti {
+
+namespace {
+
+constexpr uint8_t kBool = 6;       // kDLBool
+constexpr uint64_t kReadOnly = 1;  // DLPACK_FLAG_BITMASK_READ_ONLY
+constexpr uint32_t kMajor = 1, kMinor = 0;
+constexpr int kMaxRank = 64;
+
+DLDataType to_dl(DType dtype) {
+  const auto bits = uint8_t(8 * size_of(dtype));
+  uint8_t code = kDLFloat;
+  if (dtype == DType::boolean)
+    code = kBool;
+  else if (dtype == DType::bfloat16)
+    code = kDLBfloat;
+  else if (dtype >= DType::int8 && dtype <= DType::int64)
+    code = kDLInt;
+  else if (is_integer(dtype))
+    code = kDLUInt;
+  return {code, bits, 1};
+}
+
+DType from_dl(DLDataType type) {
+  for (int i = 0; i <= int(DType::float64); ++i) {
+    const DLDataType candidate = to_dl(DType(i));
+    if (candidate.code == type.code && candidate.bits == type.bits && type.lanes == 1)
+      return DType(i);
+  }
+  throw InvalidArgumentError(
+      fmt::format("from_dlpack: there is no DType for code {}, {} bits, {} lanes", type.code,
+                  type.bits, type.lanes));
+}
+
+void check_contiguous(const DLTensor& tensor, const Shape& shape) {
+  if (!tensor.strides || shape.num_elements() == 0) return;
+  int64_t expected = 1;
+  for (size_t i = shape.rank(); i-- > 0;) {
+    if (shape[i] != 1 && tensor.strides[i] != expected)
+      throw InvalidArgumentError(fmt::format(
+          "from_dlpack: the memory of shape {} is strided (axis {} by {}, expected {}); make the "
+          "tensor contiguous first",
+          shape.to_string(), i, tensor.strides[i], expected));
+    expected *= shape[i];
+  }
+}
+
+template <class Managed>
+Tensor import(Managed* managed, bool read_only) {
+  const DLTensor& tensor = managed->dl_tensor;
+  const int device_type = int(tensor.device.device_type);
+  if (device_type != kDLCPU && device_type != kDLCUDAHost && device_type != kDLROCMHost)
+    throw InvalidArgumentError(fmt::format(
+        "from_dlpack: memory on DLPack's device type {} is not host memory; move the tensor to "
+        "the CPU first",
+        device_type));
+  if (tensor.ndim < 0 || tensor.ndim > kMaxRank || (tensor.ndim > 0 && !tensor.shape))
+    throw InvalidArgumentError(
+        fmt::format("from_dlpack: a tensor of {} axes without a shape, or with more than {}",
+                    tensor.ndim, kMaxRank));
+  Shape shape(std::vector<int64_t>(tensor.shape, tensor.shape + tensor.ndim));
+  const DType dtype = from_dl(tensor.dtype);
+  check_contiguous(tensor, shape);
+  void* const data =
+      tensor.data ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
+  detail::Device& device = device::current().in_host_memory()
+                               ? device::current()
+                               : device::find("/cpu:0", "from_dlpack");
+  const Tensor view = Tensor::borrow(data, shape, dtype, device.name());  // checks the pointer
+  std::shared_ptr<void> owner(managed, [](void* m) {
+    auto* const self = static_cast<Managed*>(m);
+    if (self->deleter) self->deleter(self);
+  });
+  return detail::TensorAccess::wrap(std::move(owner), data, std::move(shape), dtype, device,
+                                    read_only);
+}
+
+template <class Managed>
+struct Exported {
+  Managed managed{};
+  Tensor tensor;
+  std::vector<int64_t> shape, strides;
+};
+
+template <class Managed>
+Managed* export_as(const Tensor& tensor) {
+  if (!detail::TensorAccess::device(tensor).in_host_memory())
+    throw InvalidArgumentError(
+        fmt::format("to_dlpack: {} is not in host memory", tensor.to_string()));
+  auto* const exported = new Exported<Managed>;
+  exported->tensor = tensor;
+  exported->shape = tensor.shape().extents();
+  exported->strides.assign(exported->shape.size(), 1);
+  for (size_t i = exported->shape.size(); i-- > 1;)
+    exported->strides[i - 1] = exported->strides[i] * exported->shape[i];
+  Managed& managed = exported->managed;
+  managed.manager_ctx = exported;
+  managed.deleter = [](Managed* self) {
+    delete static_cast<Exported<Managed>*>(self->manager_ctx);
+  };
+  managed.dl_tensor = {.data = const_cast<void*>(tensor.const_data()),
+                       .device = {kDLCPU, 0},
+                       .ndim = int32_t(exported->shape.size()),
+                       .dtype = to_dl(tensor.dtype()),
+                       .shape = exported->shape.data(),
+                       .strides = exported->strides.data(),
+                       .byte_offset = 0};
+  return &managed;
+}
+
+}  // namespace
+
+Tensor Tensor::from_dlpack(DLManagedTensor* tensor) {
+  if (!tensor) throw InvalidArgumentError("from_dlpack: the tensor is null");
+  return import(tensor, false);
+}
+
+Tensor Tensor::from_dlpack(DLManagedTensorVersioned* tensor) {
+  if (!tensor) throw InvalidArgumentError("from_dlpack: the tensor is null");
+  if (tensor->version.major != kMajor)
+    throw InvalidArgumentError(
+        fmt::format("from_dlpack: the tensor follows version {}.{} of DLPack, expected {}.x",
+                    tensor->version.major, tensor->version.minor, kMajor));
+  return import(tensor, tensor->flags & kReadOnly);
+}
+
+DLManagedTensor* Tensor::to_dlpack() const {
+  if (is_read_only())
+    throw InvalidArgumentError(
+        "to_dlpack: the memory is read-only, which only to_dlpack_versioned can tell the receiver");
+  return export_as<DLManagedTensor>(*this);
+}
+
+DLManagedTensorVersioned* Tensor::to_dlpack_versioned() const {
+  auto* const managed = export_as<DLManagedTensorVersioned>(*this);
+  managed->version = {kMajor, kMinor};
+  managed->flags = is_read_only() ? kReadOnly : 0;
+  return managed;
+}
+
+}  // namespace tutti

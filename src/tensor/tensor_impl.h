@@ -1,0 +1,58 @@
+// What a Tensor handle points to, for the layers above that need more than the public interface.
+#pragma once
+
+#include <tutti/destinations.h>
+#include <tutti/tensor.h>
+
+#include <memory>
+#include <span>
+
+#include "device/device.h"
+
+namespace tutti {
+
+struct Tensor::Impl {
+  Impl(std::shared_ptr<void> memory, void* data, Shape shape, DType dtype, detail::Device& device,
+       bool read_only)
+      : memory(std::move(memory)),
+        data(data),
+        shape(std::move(shape)),
+        dtype(dtype),
+        device(device),
+        read_only(read_only) {
+    device.tensors.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Impl() { device.tensors.fetch_sub(1, std::memory_order_relaxed); }
+  Impl(const Impl&) = delete;
+
+  std::shared_ptr<void> memory;  // keeps data alive
+  void* data;
+  Shape shape;
+  DType dtype;
+  detail::Device& device;
+  bool read_only;
+};
+
+namespace detail {
+
+struct TensorAccess {
+  static Tensor empty(const Shape& shape, DType dtype, Device& device);
+  static Tensor wrap(std::shared_ptr<void> memory, void* data, Shape shape, DType dtype,
+                     Device& device, bool read_only) {
+    return Tensor(std::make_shared<const Tensor::Impl>(std::move(memory), data, std::move(shape),
+                                                       dtype, device, read_only));
+  }
+  static Device& device(const Tensor& tensor) { return tensor.impl().device; }
+  static void* data(const Tensor& tensor) { return tensor.impl().data; }
+  static const std::vector<Device*>& devices(const Destinations& destinations) {
+    return destinations.devices_;
+  }
+};
+
+// A copy on `device`.
+Tensor clone_to(const Tensor& tensor, Device& device);
+IndexedSlices clone_to(const IndexedSlices& slices, Device& device);
+Value clone_to(const Value& value, Device& device);
+
+}  // namespace detail
+}  // namespace tutti
