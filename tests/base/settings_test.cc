@@ -1,0 +1,116 @@
+#include "base/settings.h"
+
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "support/expect.h"
+
+namespace tutti::base {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Each test starts with none of the variables set, and leaves the environment as it was.
+class SettingsTest : public ::testing::Test {
+ protected:
+  SettingsTest() {
+    for (const SettingDoc& doc : setting_docs()) {
+      if (const char* value = std::getenv(doc.name)) before_.emplace(doc.name, value);
+      unsetenv(doc.name);
+    }
+  }
+  ~SettingsTest() override {
+    for (const SettingDoc& doc : setting_docs()) unsetenv(doc.name);
+    for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
+  }
+
+  static Settings with(const char* name, const char* value) {
+    setenv(name, value, 1);
+    const Settings settings = read_settings();
+    unsetenv(name);
+    return settings;
+  }
+
+ private:
+  std::map<std::string, std::string> before_;
+};
+
+TEST_F(SettingsTest, HaveTheDocumentedDefaults) {
+  const Settings s = read_settings();
+  EXPECT_EQ(s.threads, 0);
+  EXPECT_EQ(s.timeout, 600s);
+  EXPECT_EQ(s.warn_after, 30s);
+  EXPECT_EQ(s.timeline, "");
+  EXPECT_EQ(s.log_level, "warning");
+  EXPECT_EQ(s.backend, "");
+  EXPECT_EQ(s.module_path, "");
+}
+
+TEST_F(SettingsTest, AnEmptyVariableIsTheDefault) {
+  for (const SettingDoc& doc : setting_docs()) setenv(doc.name, "", 1);
+  const Settings s = read_settings();
+  EXPECT_EQ(s.timeout, 600s);
+  EXPECT_EQ(s.log_level, "warning");
+}
+
+TEST_F(SettingsTest, EachIsReadFromItsVariable) {
+  EXPECT_EQ(with("TUTTI_THREADS", "3").threads, 3);
+  EXPECT_EQ(with("TUTTI_THREADS", "4096").threads, 4096);
+  EXPECT_EQ(with("TUTTI_TIMEOUT", "2.5").timeout, 2500ms);
+  EXPECT_EQ(with("TUTTI_TIMEOUT", "0").timeout, 0s);
+  EXPECT_EQ(with("TUTTI_TIMEOUT", "1e9").timeout, 1'000'000'000s);
+  EXPECT_EQ(with("TUTTI_WARN_AFTER", "0.25").warn_after, 250ms);
+  EXPECT_EQ(with("TUTTI_TIMELINE", "/tmp/a b.json").timeline, "/tmp/a b.json");
+  for (const char* level : {"debug", "info", "warning", "error", "off"})
+    EXPECT_EQ(with("TUTTI_LOG", level).log_level, level);
+  EXPECT_EQ(with("TUTTI_BACKEND", "nccl").backend, "nccl");
+  EXPECT_EQ(with("TUTTI_MODULE_PATH", "/opt/modules").module_path, "/opt/modules");
+}
+
+TEST_F(SettingsTest, ABadValueIsAnErrorThatNamesItsVariable) {
+  const std::vector<std::pair<const char*, const char*>> bad = {
+      {"TUTTI_THREADS", "-1"},     {"TUTTI_THREADS", "1.5"},   {"TUTTI_THREADS", "4097"},
+      {"TUTTI_THREADS", "two"},    {"TUTTI_THREADS", "2 "},    {"TUTTI_TIMEOUT", "-1"},
+      {"TUTTI_TIMEOUT", "10s"},    {"TUTTI_TIMEOUT", "nan"},   {"TUTTI_TIMEOUT", "inf"},
+      {"TUTTI_TIMEOUT", "1e10"},   {"TUTTI_WARN_AFTER", "x"},  {"TUTTI_WARN_AFTER", "-0.5"},
+      {"TUTTI_LOG", "verbose"},    {"TUTTI_LOG", "WARNING"},   {"TUTTI_BACKEND", "gloo"},
+      {"TUTTI_BACKEND", "nccl,mpi"}};
+  for (const auto& [name, value] : bad)
+    EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value, with(name, value));
+}
+
+// A positive patience that is too short to count must not turn into the 0 that means "forever".
+TEST_F(SettingsTest, ATinyTimeoutIsNotForever) {
+  EXPECT_GT(with("TUTTI_TIMEOUT", "1e-10").timeout, 0ns);
+}
+
+TEST_F(SettingsTest, EachVariableIsDocumentedOnce) {
+  std::set<std::string> names;
+  for (const SettingDoc& doc : setting_docs()) {
+    EXPECT_TRUE(names.insert(doc.name).second) << doc.name << " is documented twice";
+    EXPECT_THAT(doc.name, ::testing::StartsWith("TUTTI_"));
+    EXPECT_NE(std::string(doc.meaning), "") << doc.name;
+  }
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"TUTTI_BACKEND", "TUTTI_LOG", "TUTTI_MODULE_PATH",
+                                              "TUTTI_THREADS", "TUTTI_TIMELINE", "TUTTI_TIMEOUT",
+                                              "TUTTI_WARN_AFTER"}));
+}
+
+TEST_F(SettingsTest, TheDocumentedDefaultsAreTheDefaults) {
+  for (const SettingDoc& doc : setting_docs()) setenv(doc.name, doc.default_value, 1);
+  const Settings documented = read_settings();
+  for (const SettingDoc& doc : setting_docs()) unsetenv(doc.name);
+  const Settings unset = read_settings();
+  EXPECT_EQ(documented.threads, unset.threads);
+  EXPECT_EQ(documented.timeout, unset.timeout);
+  EXPECT_EQ(documented.warn_after, unset.warn_after);
+  EXPECT_EQ(documented.log_level, unset.log_level);
+}
+
+}  // namespace
+}  // namespace tutti::base
