@@ -3,8 +3,11 @@
 #pragma once
 
 #include <tutti/cross_device_ops.h>
+#include <tutti/strategy.h>
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #pragma GCC visibility push(default)
 
@@ -17,6 +20,27 @@ using AllReduceCrossTowerOps = AllReduceCrossDeviceOps;
 using ReductionToOneDeviceCrossTowerOps = ReductionToOneDevice;
 template <class T>
 using PerDevice = PerReplica<T>;
+using TowerContext = ReplicaContext;
+inline TowerContext& get_tower_context() { return get_replica_context(); }
+template <class F, class... Args>
+auto call_for_each_tower(Strategy& strategy, F&& fn, const Args&... args) {
+  return strategy.extended().call_for_each_replica(std::forward<F>(fn), args...);
+}
+inline int num_towers(const Strategy& strategy) { return strategy.num_replicas_in_sync(); }
+
+// What Strategy::update_config_proto sets for a session of the reference.
+struct ConfigProto {
+  bool isolate_session_state = false;
+  std::vector<std::string> device_filters = {};
+  bool scoped_allocator_optimization = false;
+  std::vector<std::string> scoped_allocator_enable_op = {};
+  struct Experimental {
+    std::string collective_group_leader = {};
+    bool collective_nccl = false;
+    friend bool operator==(const Experimental&, const Experimental&) = default;
+  } experimental = {};
+  friend bool operator==(const ConfigProto&, const ConfigProto&) = default;
+};
 
 // An earlier name for CommunicationOptions. Logs once that it is deprecated. `timeout_seconds`:
 // none waits as long as the settings say, 0 forever. InvalidArgumentError for negative numbers.

@@ -26,6 +26,18 @@ ReduceOp reduce_op(std::string_view name);
 std::string_view name(ReduceOp op);
 std::ostream& operator<<(std::ostream& os, ReduceOp op);
 
+// An argument that is a ReduceOp or its name.
+class ReduceOpArg {
+ public:
+  ReduceOpArg(ReduceOp op) : op_(op) {}
+  ReduceOpArg(std::string_view name) : op_(reduce_op(name)) {}
+  ReduceOpArg(const char* name) : op_(reduce_op(std::string_view(name))) {}
+  operator ReduceOp() const { return op_; }
+
+ private:
+  ReduceOp op_;
+};
+
 // The element type of a reduction's result. InvalidArgumentError where `op` is not defined for
 // `dtype`.
 DType result_dtype(ReduceOp op, DType dtype);

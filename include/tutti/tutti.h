@@ -2,14 +2,23 @@
 // included by itself.
 #pragma once
 
+#include <tutti/checkpoint.h>
 #include <tutti/cross_device_ops.h>
+#include <tutti/dataset.h>
 #include <tutti/destinations.h>
 #include <tutti/device.h>
 #include <tutti/dtype.h>
 #include <tutti/error.h>
+#include <tutti/input.h>
+#include <tutti/mirrored_strategy.h>
 #include <tutti/reduce_op.h>
 #include <tutti/regroup.h>
+#include <tutti/replica_context.h>
+#include <tutti/safetensors.h>
 #include <tutti/shape.h>
+#include <tutti/strategy.h>
+#include <tutti/strategy_extended.h>
 #include <tutti/tensor.h>
 #include <tutti/values.h>
+#include <tutti/variable.h>
 #include <tutti/version.h>

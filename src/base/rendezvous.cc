@@ -57,7 +57,8 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
   const auto started = Clock::now();
   const auto over = [&] { return broken_ || meeting_ != meeting; };
   const auto wait = [&](std::chrono::nanoseconds limit) {
-    if (limit.count() > 0) return changed_.wait_until(lock, started + limit, over);
+    if (limit.count() > 0 && limit < Clock::time_point::max() - started)
+      return changed_.wait_until(lock, started + limit, over);
     changed_.wait(lock, over);
     return true;
   };
@@ -85,6 +86,11 @@ void Rendezvous::leave(int participant) {
 void Rendezvous::fail(int participant, std::string_view why) {
   std::lock_guard lock(mutex_);
   break_with(ErrorCode::aborted, fmt::format("{} failed: {}", name(participant), why));
+}
+
+void Rendezvous::abort(ErrorCode code, std::string text) {
+  std::lock_guard lock(mutex_);
+  break_with(code, std::move(text));
 }
 
 void Rendezvous::reset() {

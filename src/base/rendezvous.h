@@ -40,6 +40,9 @@ class Rendezvous {
   // `participant` has failed: AbortedError for the others, now or when they next come.
   void fail(int participant, std::string_view why);
 
+  // The meeting cannot go on, for a reason that is nobody's alone.
+  void abort(ErrorCode code, std::string text);
+
   // Everybody is expected again. Only while nobody is inside.
   void reset();
 

@@ -45,7 +45,7 @@ double number(const char* name, double largest) {
 }
 
 std::chrono::nanoseconds seconds(const char* name) {
-  return std::chrono::nanoseconds(int64_t(number(name, 1e9) * 1e9));
+  return std::chrono::nanoseconds(int64_t(std::ceil(number(name, 1e9) * 1e9)));
 }
 
 std::string one_of(const char* name, std::initializer_list<std::string_view> allowed) {

@@ -8,16 +8,15 @@ namespace tutti {
 Shape::Shape(std::initializer_list<int64_t> extents) : Shape(std::vector<int64_t>(extents)) {}
 
 Shape::Shape(std::vector<int64_t> extents) : extents_(std::move(extents)) {
-  bool overflow = false;
+  int64_t product = 1;  // of the extents that are not 0: strides are made of it also where there is no element
+  bool empty = false;
   for (const int64_t extent : extents_) {
-    if (extent < 0)
-      throw InvalidArgumentError(fmt::format("shape {}: an extent is negative", to_string()));
-    overflow |= __builtin_mul_overflow(num_elements_, extent, &num_elements_);
+    if (extent < 0) throw InvalidArgumentError(fmt::format("shape {}: an extent is negative", to_string()));
+    empty |= extent == 0;
+    if (extent != 0 && __builtin_mul_overflow(product, extent, &product))
+      throw InvalidArgumentError(fmt::format("shape {}: more than 2^63 elements", to_string()));
   }
-  // An extent of 0 after one that overflowed still makes the product 0, but no such tensor is of
-  // use.
-  if (overflow)
-    throw InvalidArgumentError(fmt::format("shape {}: more than 2^63 elements", to_string()));
+  num_elements_ = empty ? 0 : product;
 }
 
 int64_t Shape::operator[](size_t axis) const {

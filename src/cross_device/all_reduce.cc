@@ -20,22 +20,29 @@ using cross_device::PackingOptions;
 
 // NCCL reduces between GPUs, one replica on each.
 void check_nccl(std::span<const ValueDestinationPair> pairs) {
-  for (const auto& [value, destinations] : pairs)
+  const auto device_of = [](const Value& v) {
+    return &detail::TensorAccess::device(v.is_sparse() ? v.slices().values : v.tensor());
+  };
+  for (const auto& [value, destinations] : pairs) {
+    std::vector<const detail::Device*> seen;
     for (const Value& v : value) {
-      const Tensor& tensor = v.is_sparse() ? v.slices().values : v.tensor();
-      if (detail::TensorAccess::device(tensor).type() == "GPU") continue;
+      const detail::Device* const device = device_of(v);
+      if (device->type() == "GPU" && std::ranges::find(seen, device) == seen.end()) {
+        seen.push_back(device);
+        continue;
+      }
       if (base::settings().backend == "nccl")
         throw UnavailableError(
-            fmt::format("\"nccl\" reduces between distinct GPUs, and a replica is on {}; unset "
-                        "TUTTI_BACKEND=nccl to fall back "
-                        "to a reduction in host memory",
+            fmt::format("\"nccl\" reduces between distinct GPUs, and the replicas are on others, "
+                        "such as {}; unset "
+                        "TUTTI_BACKEND=nccl to fall back to a fused reduction",
                         v.device()));
       static const std::string text =
-          "\"nccl\" reduces between distinct GPUs, and the replicas are on CPUs; falling back to a "
-          "reduction in "
-          "host memory";
+          "\"nccl\" reduces between distinct GPUs, and the replicas are on others; falling back to "
+          "a fused reduction";
       return base::log_once(base::LogLevel::warning, text);
     }
+  }
 }
 
 // How many packs the options ask for: one plan per set of destinations and dtype.
@@ -82,7 +89,8 @@ Mirrored<Value> AllReduceCrossDeviceOps::reduce_implementation(
 std::vector<Mirrored<Value>> AllReduceCrossDeviceOps::batch_reduce_implementation(
     ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
     const CommunicationOptions& options) {
-  if (all_reduce_alg_ == "nccl") check_nccl(pairs);
+  if (all_reduce_alg_ == "nccl" || options.implementation == CommunicationImplementation::NCCL)
+    check_nccl(pairs);
   if (auto* span = observe::Span::current()) {
     span->set("algorithm", all_reduce_alg_);
     span->set("packing", "in place");

@@ -53,12 +53,17 @@ bool shapes_agree(const Value& a, const Value& b) {
   return sparse.slices().dense_shape && *sparse.slices().dense_shape == dense.tensor().shape();
 }
 
+bool holds_anything(const Tensor& tensor) { return bool(tensor); }
+bool holds_anything(const Value& value) {
+  return bool(value.is_sparse() ? value.slices().values : value.tensor());
+}
+
 void check_components(std::string_view what, const PerReplica<Value>& value) {
   if (value.empty()) invalid(what, "the value has no replicas");
   for (size_t i = 0; i < value.size(); ++i) {
     if (value[i].is_sparse())
       value[i].slices().validate(fmt::format("{}: replica {}", what, i));
-    else if (!value[i].tensor())
+    else if (!holds_anything(value[i]))
       invalid(what, fmt::format("replica {} holds an empty Tensor", i));
     if (value[i].dtype() != value[0].dtype())
       invalid(what, fmt::format("replicas 0 and {} hold dtypes {} and {}", i,
@@ -68,15 +73,21 @@ void check_components(std::string_view what, const PerReplica<Value>& value) {
 
 void check_reducible(std::string_view what, ReduceOp op, const PerReplica<Value>& value) {
   check_components(what, value);
+  // Components of one kind agree where each agrees with the first of its kind, so it is enough to
+  // look at those.
+  std::vector<size_t> firsts;
+  const auto kind = [&](size_t i) {
+    return !value[i].is_sparse() ? 0 : value[i].slices().dense_shape ? 1 : 2;
+  };
   for (size_t i = 0; i < value.size(); ++i) {
     if (value[i].is_sparse() && op != ReduceOp::SUM && op != ReduceOp::MEAN)
       invalid(what, fmt::format("IndexedSlices have SUM and MEAN, not {}", name(op)));
-    // The first component of each kind stands for the ones before: all sparse agree, and so do all
-    // dense.
-    for (const size_t other : {size_t(0), i ? i - 1 : 0})
+    for (const size_t other : firsts)
       if (!shapes_agree(value[other], value[i]))
         invalid(what, fmt::format("replicas {} and {} hold shapes {} and {}", other, i,
                                   shape_text(value[other]), shape_text(value[i])));
+    if (std::ranges::none_of(firsts, [&](size_t first) { return kind(first) == kind(i); }))
+      firsts.push_back(i);
   }
   try {
     result_dtype(op, value[0].dtype());
@@ -93,11 +104,15 @@ void check_result(std::string_view what, const Mirrored<V>& result,
   if (result.size() != devices.size())
     throw InternalError(fmt::format("{}: the algorithm returned {} components for {} destinations",
                                     what, result.size(), devices.size()));
-  for (size_t i = 0; i < devices.size(); ++i)
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (!holds_anything(result[i]))
+      throw InternalError(
+          fmt::format("{}: the algorithm returned an empty Tensor as component {}", what, i));
     if (result[i].device() != devices[i]->name())
       throw InternalError(
           fmt::format("{}: the algorithm returned component {} on {} for destination {}", what, i,
                       result[i].device(), devices[i]->name()));
+  }
 }
 
 size_t bytes_of(const Value& value) {
@@ -192,7 +207,14 @@ std::vector<Mirrored<Value>> CrossDeviceOps::batch_reduce(
   if (pairs.empty()) return {};
   observe::Span span("batch_reduce");
   describe(span, *this, op, pairs);
-  std::vector<Mirrored<Value>> results = batch_reduce_implementation(op, pairs, options);
+  std::vector<Mirrored<Value>> results;
+  const auto trivial = [&](const auto& pair) { return needs_no_work(op, pair.first, pair.second); };
+  if (std::ranges::all_of(pairs, trivial)) {
+    for (const auto& [value, destinations] : pairs)
+      results.push_back(broadcast_value(value[0], destinations));
+    return results;
+  }
+  results = batch_reduce_implementation(op, pairs, options);
   if (results.size() != pairs.size())
     throw InternalError(fmt::format("batch_reduce: the algorithm returned {} results for {} pairs",
                                     results.size(), pairs.size()));

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "device/memory_pool.h"
@@ -83,8 +84,12 @@ class Registry {
             fmt::format("set_logical_devices: {} would go away but still holds {} tensor{}",
                         entry.devices[size_t(i)]->name(), tensors, tensors == 1 ? "" : "s"));
     entry.count = count;
+    ++generation_;
     grow(entry);
   }
+
+  // Changes whenever devices come or go.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
   std::vector<std::string> list(std::string_view type) {
     std::lock_guard lock(mutex_);
@@ -114,6 +119,7 @@ class Registry {
   }
 
   std::mutex mutex_;
+  std::atomic<uint64_t> generation_{0};
   std::map<std::string, Entry, std::less<>> types_;
 };
 
@@ -121,6 +127,8 @@ class Registry {
 struct ScopeState {
   DeviceSpec spec;
   Device* device = nullptr;
+  uint64_t generation = 0;  // of the registry that `device` was found in
+  int depth = 0;
 };
 thread_local ScopeState scope;
 
@@ -144,16 +152,35 @@ Device& find(std::string_view name, std::string_view what) {
   for (const std::string& n : list_logical_devices()) there += (there.empty() ? "" : ", ") + n;
   const std::string remedy =
       *spec.type == "CPU" && canonical.starts_with("/job:localhost/replica:0/task:0/")
-          ? fmt::format("; set_logical_devices(\"CPU\", {}) would make it", *spec.index + 1)
+          ? fmt::format("; set_logical_devices(\"CPU\", {}) would make it",
+                        int64_t(*spec.index) + 1)
           : "";
   throw InvalidArgumentError(fmt::format(
       "{}: there is no device {} in this process, which has {}{}", what, canonical, there, remedy));
 }
 
 Device& current() {
-  if (!scope.device) scope.device = &find("", "device scope");
+  const uint64_t generation = Registry::instance().generation();
+  if (!scope.device || scope.generation != generation) {
+    scope.device = &find("", "device scope");
+    scope.generation = generation;
+  }
   return *scope.device;
 }
+
+ScopeSwitch::ScopeSwitch(std::string_view device)
+    : outer_(std::exchange(scope.spec, DeviceSpec::parse(device))),
+      outer_depth_(std::exchange(scope.depth, 0)) {
+  scope.device = nullptr;
+}
+
+ScopeSwitch::~ScopeSwitch() {
+  scope.spec = std::move(outer_);
+  scope.depth = outer_depth_;
+  scope.device = nullptr;
+}
+
+int scope_depth() { return scope.depth; }
 
 }  // namespace device
 
@@ -173,11 +200,13 @@ std::string resolve(std::string_view device) {
 DeviceScope::DeviceScope(std::string_view device) : outer_(device::scope.spec) {
   device::scope.spec = outer_.merged_with(DeviceSpec::parse(device));
   device::scope.device = nullptr;
+  ++device::scope.depth;
 }
 
 DeviceScope::~DeviceScope() {
   device::scope.spec = std::move(outer_);
   device::scope.device = nullptr;
+  --device::scope.depth;
 }
 
 void set_logical_devices(std::string_view type, int count) {

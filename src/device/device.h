@@ -64,4 +64,21 @@ Device& find(std::string_view name, std::string_view what);
 // The current device of this thread.
 Device& current();
 
+// While it lives, this thread's device scopes are set aside, and `device` stands in their place;
+// empty: none.
+class ScopeSwitch {
+ public:
+  explicit ScopeSwitch(std::string_view device);
+  ~ScopeSwitch();
+  ScopeSwitch(const ScopeSwitch&) = delete;
+  ScopeSwitch& operator=(const ScopeSwitch&) = delete;
+
+ private:
+  DeviceSpec outer_;
+  int outer_depth_;
+};
+
+// How many DeviceScopes this thread is inside of.
+int scope_depth();
+
 }  // namespace tutti::device

@@ -4,10 +4,12 @@
 #include <sys/mman.h>
 #include <tutti/error.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -33,112 +35,143 @@ size_t size_class(size_t bytes) {
 
 }  // namespace
 
+// Blocks of one size, cut from an aligned piece of memory whose first bytes are this header; so a
+// block finds its slab by its address. Blocks that were never used are not listed, lest making the
+// list touches their pages.
+struct alignas(64) MemoryPool::Slab {
+  size_t block_size = 0;
+  size_t used = 0;
+  size_t fresh = sizeof(Slab);  // offset of the first block that was never used
+  std::vector<void*> free;
+
+  static Slab* of(void* block) { return reinterpret_cast<Slab*>(uintptr_t(block) / kSlab * kSlab); }
+  bool full() const { return free.empty() && fresh + block_size > kSlab; }
+};
+
 MemoryPool& MemoryPool::host() {
   static MemoryPool* const pool = new MemoryPool;  // tensors may outlive static destructors
   return *pool;
 }
 
-MemoryPool::~MemoryPool() {
-  release_cached();
-  for (void* slab : slabs_) unmap(slab, kSlab);
-}
+MemoryPool::~MemoryPool() { release_cached(); }
 
 void* MemoryPool::allocate(size_t bytes) {
-  if (bytes == 0) bytes = 1;
+  if (bytes > size_t(PTRDIFF_MAX) - kHugePage)
+    throw ResourceExhaustedError(fmt::format("cannot allocate {} bytes of host memory", bytes));
+  bytes = std::max<size_t>(bytes, 1);
   std::lock_guard lock(mutex_);
-  void* data = bytes <= kLargestSmall ? allocate_small(size_class(bytes)) : allocate_large(bytes);
+  void* data = bytes <= kLargestSmall ? allocate_small(size_class(bytes))
+                                      : allocate_large(round_up(bytes, kPage));
+  most_in_use_ = std::max(most_in_use_, stats_.in_use);
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   return data;
 }
 
+void MemoryPool::deallocate(void* data, size_t bytes) noexcept {
+  std::lock_guard lock(mutex_);
+  const size_t size = bytes <= kLargestSmall ? deallocate_small(data) : deallocate_large(data);
+  ASAN_POISON_MEMORY_REGION(data, size);
+  stats_.in_use -= size;
+}
+
 void* MemoryPool::allocate_small(size_t size) {
-  std::vector<void*>& free = small_[size];
-  void* data;
-  if (!free.empty()) {
-    data = free.back();
-    free.pop_back();
-    stats_.cached -= size;
-  } else {
-    if (slab_left_ < size) {
-      slab_ = static_cast<std::byte*>(map(kSlab));
-      slab_left_ = kSlab;
-      slabs_.push_back(slab_);
+  std::vector<Slab*>& open = open_slabs_[size];
+  if (open.empty()) {
+    if (empty_slabs_.empty()) {
+      make_room(kSlab);
+      void* const memory = map(kSlab, kSlab);
+      ASAN_UNPOISON_MEMORY_REGION(memory, sizeof(Slab));
+      empty_slabs_.push_back(new (memory) Slab);
     }
-    data = slab_;
-    slab_ += size;
-    slab_left_ -= size;
+    open.push_back(empty_slabs_.back());
+    empty_slabs_.pop_back();
+    open.back()->block_size = size;
+    open.back()->fresh = sizeof(Slab);
+    open.back()->free.clear();
   }
+  Slab& slab = *open.back();
+  void* data;
+  if (!slab.free.empty()) {
+    data = slab.free.back();
+    slab.free.pop_back();
+  } else {
+    data = reinterpret_cast<std::byte*>(&slab) + slab.fresh;
+    slab.fresh += size;
+  }
+  ++slab.used;
+  if (slab.full()) open.pop_back();
   stats_.in_use += size;
   return data;
+}
+
+size_t MemoryPool::deallocate_small(void* data) noexcept {
+  Slab& slab = *Slab::of(data);
+  std::vector<Slab*>& open = open_slabs_[slab.block_size];
+  if (slab.full()) open.push_back(&slab);
+  slab.free.push_back(data);
+  if (--slab.used == 0) {
+    open.erase(std::ranges::find(open, &slab));
+    empty_slabs_.push_back(&slab);
+  }
+  return slab.block_size;
 }
 
 void* MemoryPool::allocate_large(size_t bytes) {
-  const size_t wanted = round_up(bytes, kPage);
-  void* data = nullptr;
-  size_t size = wanted;
-  if (const auto found = large_.lower_bound(wanted);
-      found != large_.end() && found->first - wanted <= wanted / 8) {
-    size = found->first;
-    data = found->second;
-    large_sizes_.emplace(data, size);
-    large_.erase(found);
-    stats_.cached -= size;
-    large_cached_ -= size;
+  void* data;
+  size_t size = bytes;
+  if (const auto found = free_large_.lower_bound(bytes);
+      found != free_large_.end() && found->first - bytes <= bytes / 8) {
+    std::tie(size, data) = *found;
+    free_large_.erase(found);
   } else {
-    const size_t needed = stats_.in_use + wanted;
-    high_water_ = std::max(high_water_, needed);
-    shrink_reserve(high_water_ - needed);
-    data = map(wanted);
-    large_sizes_.emplace(data, size);
+    make_room(bytes);
+    data = map(bytes, bytes >= kHugePage ? kHugePage : kPage);
   }
+  used_large_.emplace(data, size);
   stats_.in_use += size;
-  high_water_ = std::max(high_water_, stats_.in_use);
   return data;
 }
 
-void MemoryPool::deallocate(void* data, size_t bytes) noexcept {
-  if (bytes == 0) bytes = 1;
-  std::lock_guard lock(mutex_);
-  if (bytes <= kLargestSmall) {
-    const size_t size = size_class(bytes);
-    ASAN_POISON_MEMORY_REGION(data, size);
-    small_[size].push_back(data);
-    stats_.in_use -= size;
-    stats_.cached += size;
-    return;
-  }
-  const auto found = large_sizes_.find(data);
+size_t MemoryPool::deallocate_large(void* data) noexcept {
+  const auto found = used_large_.find(data);
   const size_t size = found->second;
-  large_sizes_.erase(found);
-  ASAN_POISON_MEMORY_REGION(data, size);
-  large_.emplace(size, data);
-  stats_.in_use -= size;
-  stats_.cached += size;
-  large_cached_ += size;
+  used_large_.erase(found);
+  free_large_.emplace(size, data);
+  return size;
+}
+
+// Before the system is asked for more: gives back what the bound does not allow to be kept beside
+// it.
+void MemoryPool::make_room(size_t bytes) noexcept {
+  const size_t most = std::max(most_in_use_, stats_.in_use + bytes);
+  const size_t bound = most + std::max(most / 4, slack_);
+  shrink_to(bound > bytes ? bound - bytes : 0);
+}
+
+// The largest blocks go first: they are the least likely to be asked for again in just this size.
+void MemoryPool::shrink_to(size_t target) noexcept {
+  while (stats_.held > target && !free_large_.empty()) {
+    const auto largest = std::prev(free_large_.end());
+    unmap(largest->second, largest->first);
+    free_large_.erase(largest);
+  }
+  while (stats_.held > target && !empty_slabs_.empty()) {
+    empty_slabs_.back()->~Slab();
+    unmap(empty_slabs_.back(), kSlab);
+    empty_slabs_.pop_back();
+  }
 }
 
 void MemoryPool::release_cached() noexcept {
   std::lock_guard lock(mutex_);
-  high_water_ = stats_.in_use;
-  shrink_reserve(0);
-}
-
-// The largest blocks go first: they are the least likely to be asked for again in just this size.
-void MemoryPool::shrink_reserve(size_t target) noexcept {
-  while (large_cached_ > target) {
-    const auto largest = std::prev(large_.end());
-    unmap(largest->second, largest->first);
-    stats_.cached -= largest->first;
-    large_cached_ -= largest->first;
-    large_.erase(largest);
-  }
+  most_in_use_ = stats_.in_use;
+  shrink_to(0);
 }
 
 // Blocks of some size start on a huge page and ask for them, which more than halves the time of the
 // first touch and of address translation afterwards. The block's end is not rounded up, so no page
 // is backed that was not asked for.
-void* MemoryPool::map(size_t bytes) {
-  const size_t alignment = bytes >= kHugePage ? kHugePage : kPage;
+void* MemoryPool::map(size_t bytes, size_t alignment) {
   const size_t mapped = bytes + alignment - kPage;
   ++stats_.system_calls;
   void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -152,12 +185,14 @@ void* MemoryPool::map(size_t bytes) {
   if (tail) munmap(data + bytes, tail);
   if (alignment == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
   ASAN_POISON_MEMORY_REGION(data, bytes);
+  stats_.held += bytes;
   return data;
 }
 
 void MemoryPool::unmap(void* data, size_t bytes) noexcept {
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   munmap(data, bytes);
+  stats_.held -= bytes;
 }
 
 MemoryPool::Stats MemoryPool::stats() const {

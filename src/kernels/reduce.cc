@@ -6,7 +6,11 @@
 
 #include "base/topology.h"
 
-// This file is compiled once per vector instruction set; the best one is chosen at run time.
+// This file is compiled once per vector instruction set; the best one is chosen at run time. Machines that have SSSE3 and no
+// SSE4 are no longer worth a copy.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS HWY_SSSE3
+#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce.cc"
 #include <hwy/cache_control.h>
@@ -149,7 +153,7 @@ HWY_INLINE hn::Vec<D> tree(D d, const typename Type::Stored* const* in, size_t i
   }
 }
 
-// out[0, count) = the tree of N inputs, in registers.
+// out[0, count) = the tree of N inputs, in registers. `out` may be inputs[0] + offset.
 template <class Type, class Op, size_t N>
 HWY_NOINLINE void tree_tile(const typename Type::Stored* const* inputs, size_t offset, size_t count,
                             typename Type::Acc* out) {
@@ -170,10 +174,12 @@ HWY_NOINLINE void tree_tile(const typename Type::Stored* const* inputs, size_t o
     std::memcpy(out, result, count * sizeof(typename Type::Acc));
     return;
   }
-  size_t i = 0;
-  for (; i + lanes <= count; i += lanes) hn::StoreU(tree<Type, Op, N>(d, in, i), d, out + i);
-  // The last vector may overlap the one before it, which computes the same values again.
-  if (i < count) hn::StoreU(tree<Type, Op, N>(d, in, count - lanes), d, out + count - lanes);
+  // The last vector may overlap the one before it. It is computed first, since `out` may be one of
+  // the inputs.
+  const auto last = tree<Type, Op, N>(d, in, count - lanes);
+  for (size_t i = 0; i + lanes <= count; i += lanes)
+    hn::StoreU(tree<Type, Op, N>(d, in, i), d, out + i);
+  hn::StoreU(last, d, out + count - lanes);
 }
 
 // out[0, count) = the tree of n inputs; count is at most a tile.
@@ -188,7 +194,8 @@ void tree_of(const typename Type::Stored* const* in, size_t n, size_t offset, si
     case 4: return tree_tile<Type, Op, 4>(in, offset, count, out);
     default: break;
   }
-  if constexpr (hwy::IsFloat<Acc>()) {
+  // Sums of floats are what training is made of; all else makes do with fewer registers and a shorter build.
+  if constexpr (hwy::IsFloat<Acc>() && std::is_same_v<Op, Add>) {
     switch (n) {
       case 5: return tree_tile<Type, Op, 5>(in, offset, count, out);
       case 6: return tree_tile<Type, Op, 6>(in, offset, count, out);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <tutti/error.h>
 
+#include <cstring>
 #include <vector>
 
 #include "tensor/tensor_impl.h"
@@ -72,7 +73,8 @@ void check_contiguous(const DLTensor& tensor, const Shape& shape) {
 template <class Managed>
 Tensor import(Managed* managed, bool read_only) {
   const DLTensor& tensor = managed->dl_tensor;
-  const int device_type = int(tensor.device.device_type);
+  int32_t device_type;  // newer producers know types that the enumeration here does not
+  std::memcpy(&device_type, &tensor.device.device_type, sizeof device_type);
   if (device_type != kDLCPU && device_type != kDLCUDAHost && device_type != kDLROCMHost)
     throw InvalidArgumentError(fmt::format(
         "from_dlpack: memory on DLPack's device type {} is not host memory; move the tensor to "

@@ -81,7 +81,10 @@ Tensor Tensor::full(const Shape& shape, double value, DType dtype, std::string_v
   if (is_integer(dtype) || dtype == DType::boolean) {
     double back;
     kernels::cast(element, dtype, &back, DType::float64, 1);
-    if (back != value)
+    // The largest 64-bit integers round up to a power of two, which they are not.
+    const bool rounded_up =
+        (dtype == DType::int64 && value >= 0x1p63) || (dtype == DType::uint64 && value >= 0x1p64);
+    if (back != value || rounded_up)
       throw InvalidArgumentError(fmt::format("full: {} cannot hold {:g}", name(dtype), value));
   }
   detail::Device& target = device_named(device);

@@ -34,11 +34,11 @@ struct Row {
   bool floating, integer;
 };
 constexpr Row kRows[] = {
-    {DType::boolean, "bool", 1, false, false},   {DType::int8, "int8", 1, false, true},
-    {DType::int16, "int16", 2, false, true},     {DType::int32, "int32", 4, false, true},
-    {DType::int64, "int64", 8, false, true},     {DType::uint8, "uint8", 1, false, true},
-    {DType::uint16, "uint16", 2, false, true},   {DType::uint32, "uint32", 4, false, true},
-    {DType::uint64, "uint64", 8, false, true},   {DType::float16, "float16", 2, true, false},
+    {DType::boolean, "bool", 1, false, false},     {DType::int8, "int8", 1, false, true},
+    {DType::int16, "int16", 2, false, true},       {DType::int32, "int32", 4, false, true},
+    {DType::int64, "int64", 8, false, true},       {DType::uint8, "uint8", 1, false, true},
+    {DType::uint16, "uint16", 2, false, true},     {DType::uint32, "uint32", 4, false, true},
+    {DType::uint64, "uint64", 8, false, true},     {DType::float16, "float16", 2, true, false},
     {DType::bfloat16, "bfloat16", 2, true, false}, {DType::float32, "float32", 4, true, false},
     {DType::float64, "float64", 8, true, false}};
 
@@ -59,8 +59,7 @@ static_assert(dtype_of<bool>::value == DType::boolean);
 static_assert(dtype_of<int8_t>::value == DType::int8);
 static_assert(dtype_of<signed char>::value == DType::int8);
 static_assert(dtype_of<unsigned char>::value == DType::uint8);
-static_assert(dtype_of<char>::value ==
-              (std::is_signed_v<char> ? DType::int8 : DType::uint8));
+static_assert(dtype_of<char>::value == (std::is_signed_v<char> ? DType::int8 : DType::uint8));
 static_assert(dtype_of<short>::value == DType::int16);
 static_assert(dtype_of<uint16_t>::value == DType::uint16);
 static_assert(dtype_of<int>::value == DType::int32);
@@ -106,10 +105,11 @@ TYPED_TEST(HalfTest, EveryPatternMeansWhatTheFormatSays) {
       ASSERT_TRUE(std::isnan(float(TypeParam(value)))) << bits;
       continue;
     }
-    if (magnitude == format.infinity())
+    if (magnitude == format.infinity()) {
       ASSERT_TRUE(std::isinf(value)) << bits;
-    else
+    } else {
       ASSERT_EQ(value, format.decode(bits)) << bits;
+    }
     ASSERT_EQ(TypeParam(value).bits, bits);
   }
 }
@@ -147,8 +147,8 @@ TYPED_TEST(HalfTest, KeepsInfinitiesAndTheSignOfZero) {
 }
 
 TYPED_TEST(HalfTest, EveryNanStaysNan) {
-  for (const uint32_t bits : {0x7f800001u, 0x7f80ffffu, 0x7fc00000u, 0x7fffffffu, 0xff800001u,
-                              0xffffffffu})
+  for (const uint32_t bits :
+       {0x7f800001u, 0x7f80ffffu, 0x7fc00000u, 0x7fffffffu, 0xff800001u, 0xffffffffu})
     EXPECT_TRUE(std::isnan(float(TypeParam(std::bit_cast<float>(bits))))) << std::hex << bits;
 }
 

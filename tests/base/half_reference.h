@@ -16,14 +16,14 @@ struct HalfFormat {
   double decode(uint16_t bits) const {
     const int exponent = (bits & 0x7fff) >> mantissa_bits;
     const double fraction = std::ldexp(bits & ((1 << mantissa_bits) - 1), -mantissa_bits);
-    const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - bias)
-                                           : std::ldexp(1 + fraction, exponent - bias);
+    const double magnitude =
+        exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
     return bits & 0x8000 ? -magnitude : magnitude;
   }
 
-  // To nearest, ties to even. `value` is not NaN.
-  uint16_t encode(double value) const {
-    const double magnitude = std::abs(value);
+  // To nearest, ties to even. `value` is not NaN. A long double holds every element type exactly.
+  uint16_t encode(long double value) const {
+    const long double magnitude = std::abs(value);
     uint16_t below = 0, above = infinity();
     if (magnitude >= decode(above)) {
       below = above;

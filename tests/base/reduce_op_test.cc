@@ -111,24 +111,20 @@ TEST(CommunicationOptions, RefusesANegativeTimeout) {
 }
 
 TEST(CommunicationOptions, MergeTakesWhatTheOtherSets) {
-  const CommunicationOptions all{.bytes_per_pack = 5,
-                                 .timeout = 3s,
-                                 .implementation = CommunicationImplementation::RING};
-  const CommunicationOptions others{.bytes_per_pack = 7,
-                                    .timeout = 4s,
-                                    .implementation = CommunicationImplementation::NCCL};
+  const CommunicationOptions all{
+      .bytes_per_pack = 5, .timeout = 3s, .implementation = CommunicationImplementation::RING};
+  const CommunicationOptions others{
+      .bytes_per_pack = 7, .timeout = 4s, .implementation = CommunicationImplementation::NCCL};
   EXPECT_EQ(all.merge(others), others);
   EXPECT_EQ(CommunicationOptions{}.merge(all), all);
-  const CommunicationOptions expected{.bytes_per_pack = 7,
-                                      .timeout = 3s,
-                                      .implementation = CommunicationImplementation::RING};
+  const CommunicationOptions expected{
+      .bytes_per_pack = 7, .timeout = 3s, .implementation = CommunicationImplementation::RING};
   EXPECT_EQ(all.merge({.bytes_per_pack = 7}), expected);
 }
 
 TEST(CommunicationOptions, MergeNeverTakesADefault) {
-  const CommunicationOptions all{.bytes_per_pack = 5,
-                                 .timeout = 3s,
-                                 .implementation = CommunicationImplementation::NCCL};
+  const CommunicationOptions all{
+      .bytes_per_pack = 5, .timeout = 3s, .implementation = CommunicationImplementation::NCCL};
   EXPECT_EQ(all.merge({}), all);
   // Forever is a choice; only "none" is the default.
   EXPECT_EQ(all.merge({.timeout = 0s}).timeout, 0ns);

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 #include <map>
-#include <optional>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -30,10 +30,9 @@ class SettingsTest : public ::testing::Test {
   }
 
   static Settings with(const char* name, const char* value) {
+    const std::shared_ptr<const char> unset(name, [](const char* n) { unsetenv(n); });
     setenv(name, value, 1);
-    const Settings settings = read_settings();
-    unsetenv(name);
-    return settings;
+    return read_settings();
   }
 
  private:
@@ -74,11 +73,11 @@ TEST_F(SettingsTest, EachIsReadFromItsVariable) {
 
 TEST_F(SettingsTest, ABadValueIsAnErrorThatNamesItsVariable) {
   const std::vector<std::pair<const char*, const char*>> bad = {
-      {"TUTTI_THREADS", "-1"},     {"TUTTI_THREADS", "1.5"},   {"TUTTI_THREADS", "4097"},
-      {"TUTTI_THREADS", "two"},    {"TUTTI_THREADS", "2 "},    {"TUTTI_TIMEOUT", "-1"},
-      {"TUTTI_TIMEOUT", "10s"},    {"TUTTI_TIMEOUT", "nan"},   {"TUTTI_TIMEOUT", "inf"},
-      {"TUTTI_TIMEOUT", "1e10"},   {"TUTTI_WARN_AFTER", "x"},  {"TUTTI_WARN_AFTER", "-0.5"},
-      {"TUTTI_LOG", "verbose"},    {"TUTTI_LOG", "WARNING"},   {"TUTTI_BACKEND", "gloo"},
+      {"TUTTI_THREADS", "-1"},      {"TUTTI_THREADS", "1.5"},  {"TUTTI_THREADS", "4097"},
+      {"TUTTI_THREADS", "two"},     {"TUTTI_THREADS", "2 "},   {"TUTTI_TIMEOUT", "-1"},
+      {"TUTTI_TIMEOUT", "10s"},     {"TUTTI_TIMEOUT", "nan"},  {"TUTTI_TIMEOUT", "inf"},
+      {"TUTTI_TIMEOUT", "1e10"},    {"TUTTI_WARN_AFTER", "x"}, {"TUTTI_WARN_AFTER", "-0.5"},
+      {"TUTTI_LOG", "verbose"},     {"TUTTI_LOG", "WARNING"},  {"TUTTI_BACKEND", "gloo"},
       {"TUTTI_BACKEND", "nccl,mpi"}};
   for (const auto& [name, value] : bad)
     EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value, with(name, value));

@@ -27,5 +27,6 @@ std::string error_of(F&& f) {
 }  // namespace tutti::testing
 
 // `expression` throws E (or a class derived from it) with `part` in its text.
-#define EXPECT_ERROR(E, part, expression)                                               \
-  EXPECT_THAT(::tutti::testing::error_of<E>([&] { (void)(expression); }), ::testing::HasSubstr(part))
+#define EXPECT_ERROR(E, part, expression)                                 \
+  EXPECT_THAT(::tutti::testing::error_of<E>([&] { (void)(expression); }), \
+              ::testing::HasSubstr(part))

@@ -2,6 +2,7 @@
 // arithmetic.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <tutti/reduce_op.h>
 
@@ -143,13 +144,15 @@ inline std::vector<std::byte> reference(DType dtype, ReduceOp op,
   } else {
     kernels::with_type(dtype, [&]<class T>(T* type) {
       if constexpr (std::is_integral_v<T>) {
-        std::vector<T> v(n);
         for (size_t i = 0; i < count; ++i) {
-          __int128 sum = 0;
-          for (size_t k = 0; k < n; ++k) sum += v[k] = element(k, i, type);
+          T result = element(0, i, type);
+          __int128 sum = result;
+          for (size_t k = 1; k < n; ++k) {
+            const T next = element(k, i, type);
+            sum += next;
+            result = combined(op, result, next);
+          }
           if (op != ReduceOp::MEAN) {
-            T result = v[0];
-            for (size_t k = 1; k < n; ++k) result = combined(op, result, v[k]);
             put(i, result);
           } else if (sizeof(T) <= 2) {
             put(i, float(sum) / float(divisor));
@@ -186,8 +189,8 @@ inline ::testing::AssertionResult same_bits(DType dtype, const void* got, const 
     uint64_t a = 0, b = 0;
     std::memcpy(&a, g, size);
     std::memcpy(&b, w, size);
-    return ::testing::AssertionFailure() << name(dtype) << " element " << i << " of " << count
-                                         << " has bits 0x" << std::hex << a << ", expected 0x" << b;
+    return ::testing::AssertionFailure() << fmt::format(
+               "{} element {} of {} has bits {:#x}, expected {:#x}", name(dtype), i, count, a, b);
   }
   return ::testing::AssertionSuccess();
 }

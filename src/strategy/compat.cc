@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <tutti/compat.h>
 
 #include <tutti/error.h>
@@ -13,7 +14,8 @@ CollectiveHints::CollectiveHints(int64_t bytes_per_pack, std::optional<double> t
   options_.bytes_per_pack = bytes_per_pack;
   if (timeout_seconds) {
     if (!(*timeout_seconds >= 0 && *timeout_seconds <= 1e9))
-      throw InvalidArgumentError("CollectiveHints: timeout_seconds must be from 0 to 1e9");
+      throw InvalidArgumentError(fmt::format(
+          "CollectiveHints: timeout_seconds is {}, expected 0 to 1e9", *timeout_seconds));
     options_.timeout = std::chrono::nanoseconds(std::llround(*timeout_seconds * 1e9));
   }
   options_.validate("CollectiveHints");

@@ -1,0 +1,256 @@
+#include "digits.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <sstream>
+
+using namespace tutti;
+
+namespace digits {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Matrix = EigenMatrix<float>;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Tensor random_weights(int64_t rows, int64_t columns, std::mt19937& random) {
+  const Tensor weights = Tensor::empty({rows, columns}, DType::float32);
+  const float scale = std::sqrt(2.f / float(rows));
+  for (float& w : weights.span<float>())
+    w = scale * (float(random()) / float(random.max()) * 2 - 1);
+  return weights;
+}
+
+// Two layers, 64 -> 64 -> 10, and what momentum remembers of the gradients.
+struct Model {
+  std::vector<Variable> weights, momenta;
+
+  explicit Model(int seed) {
+    std::mt19937 random{unsigned(seed)};
+    add("hidden/weights", random_weights(64, 64, random));
+    add("hidden/bias", Tensor::zeros({64}, DType::float32));
+    add("output/weights", random_weights(64, 10, random));
+    add("output/bias", Tensor::zeros({10}, DType::float32));
+  }
+
+  void add(const std::string& name, const Tensor& value) {
+    weights.push_back(Variable::create(value, {.name = name}));
+    momenta.push_back(Variable::create(Tensor::zeros(value.shape(), DType::float32),
+                                       {.name = name + "/momentum", .trainable = false}));
+  }
+
+  // This replica's weights, to read and to change in place.
+  Eigen::Map<Matrix> at(size_t i, const ReplicaContext& ctx) const {
+    return as_matrix<float>(weights[i].component(size_t(ctx.local_replica_id())));
+  }
+};
+
+struct Forward {
+  Matrix hidden, probabilities;
+};
+
+Forward forward(const Model& model, const ReplicaContext& ctx, const Tensor& pixels) {
+  const auto x = as_matrix<const float>(pixels);
+  Forward f;
+  f.hidden = ((x * model.at(0, ctx)).rowwise() + model.at(1, ctx).row(0)).cwiseMax(0.f);
+  Matrix z = (f.hidden * model.at(2, ctx)).rowwise() + model.at(3, ctx).row(0);
+  for (Eigen::Index i = 0; i < z.rows(); ++i) {
+    z.row(i).array() = (z.row(i).array() - z.row(i).maxCoeff()).exp();
+    z.row(i) /= z.row(i).sum();
+  }
+  f.probabilities = std::move(z);
+  return f;
+}
+
+struct StepResult {
+  Tensor loss;  // [sum, examples]
+  double seconds, all_reduce_seconds;
+};
+
+StepResult step(const Model& model, ReplicaContext& ctx, const Tensor& pixels,
+                const Tensor& labels) {
+  const auto start = Clock::now();
+  const auto x = as_matrix<const float>(pixels);
+  const std::span<const int32_t> y = labels.span<const int32_t>();
+  const Forward f = forward(model, ctx, pixels);
+
+  // Gradients of the summed loss: the sum over all replicas, divided by the number of examples, is
+  // the gradient of the mean, however many examples each replica has.
+  float loss = 0;
+  Matrix dz = f.probabilities;
+  for (size_t i = 0; i < y.size(); ++i) {
+    loss -= std::log(std::max(1e-30f, f.probabilities(Eigen::Index(i), y[i])));
+    dz(Eigen::Index(i), y[i]) -= 1;
+  }
+  const Matrix dh = (f.hidden.array() > 0).select(dz * model.at(2, ctx).transpose(), 0);
+  std::vector<Tensor> gradients;
+  gradients.push_back(as_tensor<float>(Matrix(x.transpose() * dh), ctx.device()));
+  gradients.push_back(as_tensor<float>(Matrix(dh.colwise().sum()), ctx.device()).reshape({64}));
+  gradients.push_back(as_tensor<float>(Matrix(f.hidden.transpose() * dz), ctx.device()));
+  gradients.push_back(as_tensor<float>(Matrix(dz.colwise().sum()), ctx.device()).reshape({10}));
+  gradients.push_back(Tensor::of<float>({loss, float(y.size())}, ctx.device()));
+
+  const auto reduce_start = Clock::now();
+  const std::vector<Tensor> sums = ctx.all_reduce(ReduceOp::SUM, gradients);
+  const double all_reduce_seconds = seconds_since(reduce_start);
+
+  const float examples = sums.back().span<const float>()[1];
+  for (size_t i = 0; i < model.weights.size(); ++i) {
+    auto momentum = as_matrix<float>(model.momenta[i].component(size_t(ctx.local_replica_id())));
+    momentum = 0.9f * momentum + as_matrix<const float>(sums[i]) / examples;
+    model.at(i, ctx) -= 0.05f * momentum;
+  }
+  return {sums.back(), seconds_since(start), all_reduce_seconds};
+}
+
+Tensor count_correct(const Model& model, const ReplicaContext& ctx, const Tensor& pixels,
+                     const Tensor& labels) {
+  const Forward f = forward(model, ctx, pixels);
+  const std::span<const int32_t> y = labels.span<const int32_t>();
+  int64_t correct = 0;
+  for (size_t i = 0; i < y.size(); ++i) {
+    Eigen::Index best;
+    f.probabilities.row(Eigen::Index(i)).maxCoeff(&best);
+    correct += best == y[i];
+  }
+  return Tensor::scalar<int64_t>(correct, ctx.device());
+}
+
+double accuracy(Strategy& strategy, const Model& model, const Data& test) {
+  int64_t correct = 0;
+  for (const auto& element : strategy.experimental_distribute_dataset(
+           Dataset::from_tensor_slices({test.pixels, test.labels})
+               .batch(test.labels.num_elements()))) {
+    const PerReplica<Tensor> counts =
+        strategy.run([&](ReplicaContext& ctx, const Tensor& x,
+                         const Tensor& y) { return count_correct(model, ctx, x, y); },
+                     element[0], element[1]);
+    correct += strategy.reduce(ReduceOp::SUM, counts).item<int64_t>();
+  }
+  return double(correct) / double(test.labels.num_elements());
+}
+
+// A number that stands for every bit of the weights.
+uint64_t fingerprint(const Model& model) {
+  uint64_t hash = 14695981039346656037u;
+  for (const Variable& weights : model.weights)
+    for (const float w : weights.read_value().to_vector<float>()) {
+      uint32_t bits;
+      std::memcpy(&bits, &w, sizeof bits);
+      hash = (hash ^ bits) * 1099511628211u;
+    }
+  return hash;
+}
+
+}  // namespace
+
+Options parse_options(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    int* const number = name == "--devices"  ? &options.devices
+                        : name == "--epochs" ? &options.epochs
+                        : name == "--batch"  ? &options.batch
+                        : name == "--seed"   ? &options.seed
+                                             : nullptr;
+    if (number && (*number = std::atoi(value.c_str())) > 0) continue;
+    if (name == "--save" && !value.empty()) {
+      options.save = value;
+      continue;
+    }
+    std::cerr << "usage: " << argv[0]
+              << " [--devices N] [--epochs N] [--batch N] [--seed N] [--save FILE]\n";
+    std::exit(2);
+  }
+  return options;
+}
+
+std::pair<Data, Data> load() {
+  const std::string path = TUTTI_EXAMPLE_DATA "/digits.csv";
+  std::ifstream file(path);
+  if (!file) throw NotFoundError("cannot read " + path + "; it comes with the examples");
+  std::vector<float> pixels;
+  std::vector<int32_t> labels;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream numbers(line);
+    std::vector<int> row;
+    for (std::string number; std::getline(numbers, number, ',');)
+      row.push_back(std::atoi(number.c_str()));
+    if (row.size() != 65) throw DataLossError(path + ": a row does not have 65 numbers");
+    for (size_t i = 0; i < 64; ++i) pixels.push_back(float(row[i]) / 16);
+    labels.push_back(row[64]);
+  }
+  const size_t n = labels.size(), split = n * 8 / 10;
+  const auto part = [&](size_t begin, size_t end) {
+    return Data{Tensor::of(std::span<const float>(pixels).subspan(begin * 64, (end - begin) * 64))
+                    .reshape({int64_t(end - begin), 64}),
+                Tensor::of(std::span<const int32_t>(labels).subspan(begin, end - begin))};
+  };
+  return {part(0, split), part(split, n)};
+}
+
+double train(Strategy& strategy, const Options& options) {
+  const bool terminal = isatty(STDOUT_FILENO);
+  const auto [training, test] = load();
+  const int64_t examples = training.labels.num_elements();
+  const auto scope = strategy.scope();
+  const Model model(options.seed);
+  const DistributedDataset batches = strategy.experimental_distribute_dataset(
+      Dataset::from_tensor_slices({training.pixels, training.labels})
+          .shuffle(examples, uint64_t(options.seed))
+          .repeat(options.epochs)
+          .batch(options.batch)
+          .prefetch(4));
+
+  const int64_t steps = (examples * options.epochs + options.batch - 1) / options.batch;
+  const int64_t per_epoch = (steps + options.epochs - 1) / options.epochs;
+  std::printf("%d replicas, %lld digits to train on, %lld to test with\n",
+              strategy.num_replicas_in_sync(), static_cast<long long>(examples),
+              static_cast<long long>(test.labels.num_elements()));
+  int64_t done = 0;
+  double loss = 0, seen = 0, busy = 0, reducing = 0, last = 0;
+  auto epoch_start = Clock::now();
+  for (const auto& element : batches) {
+    const PerReplica<StepResult> results =
+        strategy.run([&](ReplicaContext& ctx, const Tensor& x,
+                         const Tensor& y) { return step(model, ctx, x, y); },
+                     element[0], element[1]);
+    loss += results[0].loss.span<const float>()[0];
+    seen += results[0].loss.span<const float>()[1];
+    busy += results[0].seconds;
+    reducing += results[0].all_reduce_seconds;
+    ++done;
+    const int64_t epoch = (done + per_epoch - 1) / per_epoch;
+    if (terminal && done % 8 == 0) {
+      const int filled = int(40 * ((done - 1) % per_epoch + 1) / per_epoch);
+      std::printf("\repoch %2lld [%-40s]", static_cast<long long>(epoch),
+                  std::string(size_t(filled), '#').c_str());
+      std::fflush(stdout);
+    }
+    if (done % per_epoch != 0 && done != steps) continue;
+    last = accuracy(strategy, model, test);
+    std::printf(
+        "%sepoch %2lld  loss %.4f  test accuracy %5.2f %%  %6.0f examples/s  all_reduce %2.0f %% "
+        "of the step\n",
+        terminal ? "\r\033[K" : "", static_cast<long long>(epoch), loss / seen, 100 * last,
+        seen / seconds_since(epoch_start), 100 * reducing / busy);
+    std::fflush(stdout);
+    loss = seen = busy = reducing = 0;
+    epoch_start = Clock::now();
+  }
+  std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
+  if (!options.save.empty()) save_variables(options.save, model.weights);
+  return last;
+}
+
+}  // namespace digits

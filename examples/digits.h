@@ -1,0 +1,35 @@
+// Training a network of two layers on handwritten digits, under any strategy. The examples choose
+// the strategy.
+#pragma once
+
+#include <tutti/eigen.h>
+#include <tutti/tutti.h>
+
+#include <string>
+#include <vector>
+
+namespace digits {
+
+struct Options {
+  int devices = 4;
+  int epochs = 20;
+  int batch = 32;  // over all replicas
+  int seed = 1;
+  std::string save;  // a safetensors file for the weights
+};
+
+// From the command line; prints the usage and exits where that cannot be understood.
+Options parse_options(int argc, char** argv);
+
+struct Data {
+  tutti::Tensor pixels;  // float32 [n, 64], from 0 to 1
+  tutti::Tensor labels;  // int32 [n]
+};
+
+// The first 80 % of the digits to train on, and the rest to test with.
+std::pair<Data, Data> load();
+
+// Trains, prints how it goes, and returns the share of the test digits that were recognised.
+double train(tutti::Strategy& strategy, const Options& options);
+
+}  // namespace digits

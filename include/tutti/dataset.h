@@ -1,0 +1,160 @@
+// Dataset: a sequence of elements, each a list of tensors, made by composing a source with
+// transformations.
+//
+//   Dataset::from_tensor_slices({images, labels}).shuffle(1000, /*seed=*/1).batch(32).prefetch(2)
+//
+// A Dataset is a recipe: a value that is cheap to copy and never changes. Iterating runs it from
+// the start, any number of times and from any thread; with the same seeds it gives the same
+// elements every time, whatever the number of threads.
+#pragma once
+
+#include <tutti/tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+namespace detail {
+class DatasetNode;
+class DatasetCursor;
+}  // namespace detail
+
+// One run over a Dataset. Movable, not copyable; for one thread at a time.
+class DatasetIterator {
+ public:
+  // The next element, or none at the end. An exception thrown by a function of the pipeline, or by
+  // a file that cannot be read, comes out here, also where it happened on another thread; after it
+  // the iterator is at its end.
+  std::optional<std::vector<Tensor>> next();
+
+  // Where this run stands, shuffle buffers and what was read ahead included, as bytes to be given
+  // to Dataset::make_iterator of the same dataset. The run goes on unharmed.
+  std::string save();
+
+  ~DatasetIterator();
+  DatasetIterator(DatasetIterator&&) noexcept;
+  DatasetIterator& operator=(DatasetIterator&&) noexcept;
+
+ private:
+  friend class Dataset;
+  explicit DatasetIterator(std::unique_ptr<detail::DatasetCursor> cursor);
+  std::unique_ptr<detail::DatasetCursor> cursor_;
+};
+
+class Dataset {
+ public:
+  using Components = std::vector<Tensor>;
+  using Generator = std::function<std::optional<Components>()>;
+
+  // Sources. Text and file names are uint8 tensors of their bytes; see text().
+  static Dataset range(int64_t stop);  // int64 scalars 0 to stop - 1
+  static Dataset range(int64_t start, int64_t stop, int64_t step = 1);
+  static Dataset from_tensors(Components components);  // one element
+  static Dataset from_tensor_slices(
+      Components components);  // one element per row; as many rows in each
+  // `start` is called once per run and returns a function that gives the elements one by one. Saved
+  // by its position: a restored run asks for the earlier elements again and drops them.
+  static Dataset from_generator(std::function<Generator()> start);
+  // The files that match a glob pattern, sorted by name. NotFoundError where none does.
+  static Dataset list_files(const std::string& pattern);
+  static Dataset text_lines(
+      std::vector<std::string> files);  // one element per line, without its end
+  // Records of `record_bytes` each, after `header_bytes` and before `footer_bytes` of every file.
+  static Dataset fixed_length_records(std::vector<std::string> files, int64_t record_bytes,
+                                      int64_t header_bytes = 0, int64_t footer_bytes = 0);
+
+  // Transformations. InvalidArgumentError for numbers out of range.
+  // `fn` runs on up to `num_parallel_calls` threads; the order of the elements stays.
+  Dataset map(std::function<Components(const Components&)> fn, int num_parallel_calls = 1) const;
+  Dataset filter(std::function<bool(const Components&)> keep) const;
+  // Joins elements along a new first axis; they must agree in dtypes and shapes.
+  Dataset batch(int64_t batch_size, bool drop_remainder = false) const;
+  Dataset unbatch() const;
+  // Draws from a buffer of `buffer_size` elements. Each run within a repeat draws another order
+  // unless told otherwise.
+  Dataset shuffle(int64_t buffer_size, uint64_t seed, bool reshuffle_each_iteration = true) const;
+  Dataset repeat() const;  // for ever
+  Dataset repeat(int64_t count) const;
+  Dataset take(int64_t count) const;
+  Dataset skip(int64_t count) const;
+  Dataset shard(int64_t num_shards,
+                int64_t index) const;  // every num_shards-th element, from `index` on
+  static Dataset zip(
+      std::vector<Dataset> datasets);  // components side by side; as long as the shortest
+  Dataset concatenate(const Dataset& other) const;
+  // fn of each element is a dataset; takes `block_length` elements from each of `cycle_length` of
+  // them in turn.
+  Dataset interleave(std::function<Dataset(const Components&)> fn, int64_t cycle_length,
+                     int64_t block_length = 1) const;
+  Dataset prefetch(int64_t buffer_size) const;  // reads ahead on a thread of its own
+  Dataset cache() const;                        // in memory, filled by the first complete run
+
+  // From the start, or from where `state` was saved. DataLossError where the state is damaged or of
+  // another dataset.
+  DatasetIterator make_iterator() const;
+  DatasetIterator make_iterator(const std::string& state) const;
+
+  // `for (const std::vector<Tensor>& element : dataset)`
+  class Range;
+  Range begin() const;
+  std::default_sentinel_t end() const { return {}; }
+
+  // Number of elements, where it is known without running: -1 is infinite, -2 unknown.
+  int64_t cardinality() const;
+  static constexpr int64_t infinite = -1, unknown = -2;
+
+  // What the strategies ask of a pipeline.
+  // The size of its batches: of its last batch step, through steps that keep elements whole
+  // (prefetch, take, skip, repeat, shuffle, cache, shard, concatenate and zip of equal ones); none
+  // where there is no such step.
+  std::optional<int64_t> batch_size() const;
+  // Is the last step a batch, prefetches aside?
+  bool ends_with_batch() const;
+  // The pipeline with its files dealt out: every num_shards-th file from `index` on, shuffles of
+  // file names upstream of the readers removed. None where it reads no files. OutOfRangeError where
+  // there are fewer files than shards.
+  std::optional<Dataset> with_files_sharded(int64_t num_shards, int64_t index) const;
+
+ private:
+  friend class detail::DatasetNode;
+  explicit Dataset(std::shared_ptr<const detail::DatasetNode> node) : node_(std::move(node)) {}
+  std::shared_ptr<const detail::DatasetNode> node_;
+};
+
+// The iterator behind a range-based for over a Dataset.
+class Dataset::Range {
+ public:
+  using value_type = Components;
+  using difference_type = std::ptrdiff_t;
+  explicit Range(DatasetIterator iterator)
+      : iterator_(std::move(iterator)), element_(iterator_.next()) {}
+  const Components& operator*() const { return *element_; }
+  Range& operator++() {
+    element_ = iterator_.next();
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  friend bool operator==(const Range& range, std::default_sentinel_t) { return !range.element_; }
+
+ private:
+  DatasetIterator iterator_;
+  std::optional<Components> element_;
+};
+
+inline Dataset::Range Dataset::begin() const { return Range(make_iterator()); }
+
+// The bytes of a uint8 tensor, such as a line or a file name, as a string; and back.
+std::string text(const Tensor& bytes);
+Tensor text_tensor(std::string_view text);
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

@@ -1,0 +1,159 @@
+// Input that is dealt out to the replicas of a strategy.
+#pragma once
+
+#include <tutti/dataset.h>
+#include <tutti/values.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+class ReplicaContext;
+
+enum class InputReplicationMode { PER_WORKER, PER_REPLICA };
+
+// How the workers of a job share a dataset: by files where it reads files (FILE), by parts of every
+// batch (DATA), whichever works (AUTO), or not at all: each worker has data of its own (OFF).
+enum class AutoShardPolicy { OFF = -1, AUTO = 0, FILE = 1, DATA = 2 };
+
+// Handed to an input function: which of how many pipelines it makes.
+class InputContext {
+ public:
+  explicit InputContext(int num_input_pipelines = 1, int input_pipeline_id = 0,
+                        int num_replicas_in_sync = 1);
+
+  int num_input_pipelines() const { return num_input_pipelines_; }
+  int input_pipeline_id() const { return input_pipeline_id_; }
+  int num_replicas_in_sync() const { return num_replicas_in_sync_; }
+  // InvalidArgumentError where it does not divide.
+  int64_t get_per_replica_batch_size(int64_t global_batch_size) const;
+  std::string to_string() const;
+
+ private:
+  int num_input_pipelines_, input_pipeline_id_, num_replicas_in_sync_;
+};
+
+using InputFn = std::function<Dataset(const InputContext&)>;
+
+struct InputOptions {
+  InputReplicationMode experimental_replication_mode = InputReplicationMode::PER_WORKER;
+  AutoShardPolicy auto_shard_policy = AutoShardPolicy::AUTO;
+};
+
+// One entry per component of an element.
+using DistributedElement = std::vector<PerReplica<Tensor>>;
+
+namespace detail {
+class InputSource;
+}
+
+// Deals the elements of one or more datasets to the replicas of this process, on their devices. For
+// one thread at a time.
+class InputIterator {
+ public:
+  // Starts from the beginning; needed before the first get_next, and to start over.
+  void initialize();
+
+  // One part for every replica. OutOfRangeError at the end, FailedPreconditionError before
+  // initialize and inside a replica function. A replica for which nothing is left gets an empty
+  // batch while another one still has data.
+  DistributedElement get_next();
+  std::optional<DistributedElement> get_next_as_optional();  // none at the end
+
+  // Where this iterator stands, and back to there. See DatasetIterator::save.
+  std::string save();
+  void restore(const std::string& state);
+
+  ~InputIterator();
+  InputIterator(InputIterator&&) noexcept;
+  InputIterator& operator=(InputIterator&&) noexcept;
+
+ private:
+  friend class Strategy;
+  friend class DistributedDataset;
+  explicit InputIterator(std::shared_ptr<const detail::InputSource> source);
+  struct Run;
+  std::shared_ptr<const detail::InputSource> source_;
+  std::unique_ptr<Run> run_;
+};
+
+// `for (const DistributedElement& element : dataset)`; each loop starts from the beginning.
+class DistributedDataset {
+ public:
+  class Range {
+   public:
+    explicit Range(InputIterator iterator)
+        : iterator_(std::move(iterator)), element_(iterator_.get_next_as_optional()) {}
+    const DistributedElement& operator*() const { return *element_; }
+    Range& operator++() {
+      element_ = iterator_.get_next_as_optional();
+      return *this;
+    }
+    friend bool operator==(const Range& range, std::default_sentinel_t) { return !range.element_; }
+
+   private:
+    InputIterator iterator_;
+    std::optional<DistributedElement> element_;
+  };
+
+  Range begin() const { return Range(make_iterator()); }
+  std::default_sentinel_t end() const { return {}; }
+  InputIterator make_iterator() const;  // initialised
+
+ private:
+  friend class Strategy;
+  explicit DistributedDataset(std::shared_ptr<const detail::InputSource> source)
+      : source_(std::move(source)) {}
+  std::shared_ptr<const detail::InputSource> source_;
+};
+
+namespace detail {
+
+// The components of an element, per replica, as one list per replica.
+PerReplica<std::vector<Tensor>> transpose(const DistributedElement& element);
+[[noreturn]] void throw_arity(size_t parameters, size_t components);
+
+// How many tensors fn takes after the context.
+template <class F, class... Tensors>
+constexpr size_t arity() {
+  if constexpr (sizeof...(Tensors) > 16)
+    return 0;
+  else if constexpr (std::is_invocable_v<F&, ReplicaContext&, Tensors...>)
+    return sizeof...(Tensors);
+  else
+    return arity<F, Tensors..., const Tensor&>();
+}
+
+// fn(context, tensors...) as a function of the context and one list; a function that takes the list
+// is left as it is.
+template <class F>
+auto unpacking(F&& fn) {
+  return [&fn](ReplicaContext& context, const std::vector<Tensor>& parts) -> decltype(auto) {
+    if constexpr (std::is_invocable_v<F&, ReplicaContext&, const std::vector<Tensor>&>) {
+      return fn(context, parts);
+    } else {
+      constexpr size_t n = arity<F>();
+      static_assert(n > 0,
+                    "the function takes a ReplicaContext& and tensors, or a ReplicaContext& and a "
+                    "list of them");
+      if (parts.size() != n) throw_arity(n, parts.size());
+      return [&]<size_t... I>(std::index_sequence<I...>)->decltype(auto) {
+        return fn(context, parts[I]...);
+      }
+      (std::make_index_sequence<n>{});
+    }
+  };
+}
+
+}  // namespace detail
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

@@ -1,0 +1,194 @@
+// StrategyExtended: the methods of a strategy that library code and optimisers need, and most
+// programs do not.
+#pragma once
+
+#include <tutti/cross_device_ops.h>
+#include <tutti/replica_context.h>
+#include <tutti/values.h>
+#include <tutti/variable.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+struct ConfigProto;
+
+namespace detail {
+
+// What f(i) returned wherever `drive` called it, in the order of i; nothing where it returns
+// nothing.
+template <class F, class Drive>
+auto collect(size_t count, const F& f, const Drive& drive) {
+  using Result = std::decay_t<std::invoke_result_t<const F&, size_t>>;
+  if constexpr (std::is_void_v<Result>) {
+    drive([&](size_t i) { f(i); });
+  } else {
+    std::vector<std::optional<Result>> results(count);
+    drive([&](size_t i) { results[i].emplace(f(i)); });
+    std::vector<Result> moved;
+    moved.reserve(count);
+    for (std::optional<Result>& result : results)
+      if (result) moved.push_back(std::move(*result));
+    return PerReplica<Result>(std::move(moved));
+  }
+}
+
+}  // namespace detail
+
+// A tensor per replica, one that is equal on all, or a plain one.
+class DistributedTensor {
+ public:
+  DistributedTensor(PerReplica<Tensor> value) : value_(std::move(value)) {}
+  DistributedTensor(Mirrored<Tensor> value) : value_(std::move(value)) {}
+  DistributedTensor(Tensor value) : value_(std::move(value)) {}
+  const std::variant<PerReplica<Tensor>, Mirrored<Tensor>, Tensor>& get() const { return value_; }
+
+ private:
+  std::variant<PerReplica<Tensor>, Mirrored<Tensor>, Tensor> value_;
+};
+
+// While it lives, variables made in this thread go to the devices of another one.
+class ColocationScope {
+ public:
+  ~ColocationScope();
+  ColocationScope(const ColocationScope&) = delete;
+
+ private:
+  friend class StrategyExtended;
+  explicit ColocationScope(std::vector<std::string> devices);
+  std::vector<std::string> outer_;
+};
+
+// Methods belong to cross-replica context unless they say otherwise.
+class StrategyExtended {
+ public:
+  virtual ~StrategyExtended();
+  StrategyExtended(const StrategyExtended&) = delete;
+  StrategyExtended& operator=(const StrategyExtended&) = delete;
+
+  const std::vector<std::string>& worker_devices() const { return devices_; }  // of this process
+  const std::vector<std::string>& parameter_devices() const {
+    return devices_;
+  }  // where variables live
+  int num_replicas_in_sync() const { return int(devices_.size()) * num_workers_; }
+  int num_workers() const { return num_workers_; }
+  std::vector<int> replica_ids() const;  // of the replicas of this process, in the whole job
+  bool is_chief() const { return worker_id_ == 0; }
+  bool should_checkpoint() const { return is_chief(); }
+  bool should_save_summary() const { return is_chief(); }
+
+  // See CrossDeviceOps::reduce. A plain value is what every replica holds: its MEAN is itself, and
+  // its SUM over more than one replica an InvalidArgumentError, since only the caller knows whether
+  // it was meant to be added up N times.
+  template <class V>
+  Mirrored<typename detail::Reducible<V>::Component> reduce_to(
+      ReduceOpArg op, const V& value, const Destinations& destinations,
+      const CommunicationOptions& options = {}) {
+    require_cross_replica("reduce_to");
+    if constexpr (detail::IsValue<V>) {
+      check_plain(op);
+      return ops_->broadcast(value, destinations);
+    } else {
+      return ops_->reduce(op, value, destinations, options_.merge(options));
+    }
+  }
+  std::vector<Mirrored<Value>> batch_reduce_to(ReduceOpArg op,
+                                               const std::vector<ValueDestinationPair>& pairs,
+                                               const CommunicationOptions& options = {});
+  template <class V>
+  Mirrored<V> broadcast_to(const V& value, const Destinations& destinations) {
+    require_cross_replica("broadcast_to");
+    return ops_->broadcast(value, destinations);
+  }
+  Mirrored<Tensor> gather_to(const PerReplica<Tensor>& value, const Destinations& destinations,
+                             int64_t axis, const CommunicationOptions& options = {});
+
+  // fn(context, args...) once per replica; see Strategy::run.
+  template <class F, class... Args>
+  auto call_for_each_replica(F&& fn, const Args&... args) {
+    return detail::collect(
+        devices_.size(),
+        [&](size_t i) -> decltype(auto) {
+          if constexpr (std::is_invocable_v<F&, ReplicaContext&,
+                                            const typename detail::ComponentOf<Args>::type&...>)
+            return std::invoke(fn, get_replica_context(),
+                               detail::ComponentOf<Args>::of(args, i)...);
+          else
+            return std::invoke(fn, detail::ComponentOf<Args>::of(args, i)...);
+        },
+        [&](const std::function<void(size_t)>& call) { run_replicas(call); });
+  }
+
+  // fn(component, args...) for every component of `variable`, on its device; distributed arguments
+  // are split. The components may be changed in place. Inside a replica function: for that
+  // replica's component only.
+  template <class F, class... Args>
+  auto update(const Variable& variable, F&& fn, const Args&... args) {
+    check_variable(variable, "update");
+    return detail::collect(
+        variable.devices().size(),
+        [&](size_t i) -> decltype(auto) {
+          return std::invoke(fn, variable.component(i), detail::ComponentOf<Args>::of(args, i)...);
+        },
+        [&](const std::function<void(size_t)>& call) { visit_devices(variable.devices(), call); });
+  }
+  // fn(args...) once per device of `devices`, in its scope.
+  template <class F, class... Args>
+  auto update_non_slot(const std::vector<std::string>& devices, F&& fn, const Args&... args) {
+    require_cross_replica("update_non_slot");
+    return detail::collect(
+        devices.size(),
+        [&](size_t i) -> decltype(auto) {
+          return std::invoke(fn, detail::ComponentOf<Args>::of(args, i)...);
+        },
+        [&](const std::function<void(size_t)>& call) { visit_devices(devices, call); });
+  }
+  const std::vector<std::string>& non_slot_devices() const { return devices_; }
+
+  // The variable that `component` is a part of, if any.
+  std::optional<Variable> value_container(const Tensor& component) const;
+  bool variable_created_in_scope(const Variable& variable) const;
+  // InvalidArgumentError where `variable` is of another strategy.
+  [[nodiscard]] ColocationScope colocate_vars_with(const Variable& variable);
+  // Synchronised on read: the aggregate; else the local copy.
+  Tensor read_var(const Variable& variable) const { return variable.read_value(); }
+
+  CrossDeviceOps& cross_device_ops() { return *ops_; }
+
+ protected:
+  // `devices` have been checked: not empty, no device twice.
+  StrategyExtended(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> ops);
+
+ private:
+  friend class Strategy;
+  friend class Variable;
+  friend class ReplicaContext;
+  friend class detail::ReplicaGroup;
+
+  // fn(local replica id) on the thread of each replica.
+  void run_replicas(const std::function<void(size_t)>& fn);
+  void require_cross_replica(const char* what) const;
+  void check_plain(ReduceOp op) const;
+  void check_variable(const Variable& variable, const char* what) const;
+  // fn(index) in the scope of each device; inside a replica function only of its own.
+  void visit_devices(const std::vector<std::string>& devices,
+                     const std::function<void(size_t)>& fn) const;
+
+  Strategy* strategy_ = nullptr;
+  std::vector<std::string> devices_;
+  std::shared_ptr<CrossDeviceOps> ops_;
+  CommunicationOptions options_;
+  int num_workers_ = 1, worker_id_ = 0;
+  std::unique_ptr<detail::ReplicaGroup> group_;
+};
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

@@ -1,0 +1,112 @@
+// Variable: state that the replicas of a strategy share.
+#pragma once
+
+#include <tutti/destinations.h>
+#include <tutti/reduce_op.h>
+#include <tutti/values.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+class Strategy;
+class StrategyExtended;
+
+// When the components of a variable are made equal. Under a strategy AUTO is ON_WRITE, and NONE an
+// InvalidArgumentError.
+enum class VariableSynchronization { AUTO, NONE, ON_WRITE, ON_READ };
+std::string_view name(VariableSynchronization synchronization);
+
+struct VariableOptions {
+  std::string name = "Variable";
+  VariableSynchronization synchronization = VariableSynchronization::AUTO;
+  VariableAggregation aggregation = VariableAggregation::NONE;
+  std::optional<bool> trainable = {};  // unless given: not if synchronised on read
+};
+
+// A handle to one component per device of the strategy whose scope it was made in; copies are the
+// same variable. Outside of any strategy it has one component.
+//
+// ON_WRITE, the default: all components are equal. In cross-replica context an assignment goes to
+// all of them. In a replica function the replicas meet, their values are aggregated (SUM, MEAN, or
+// replica 0's), and all components get the result; without an aggregation only the replica's own
+// component is written. ON_READ: replicas read and write their own component, without meeting; in
+// cross-replica context reading aggregates them, and an assignment shares the value out so that
+// reading gives it back.
+//
+// Thread safety: replicas may use a variable at the same time, each for itself.
+class Variable {
+ public:
+  // In a replica function it is made once for all replicas, which must all come, and ask for the
+  // same. InvalidArgumentError: synchronization NONE; MEAN of integers or bools.
+  static Variable create(const Tensor& initial_value, const VariableOptions& options = {});
+
+  const std::string& name() const;
+  DType dtype() const;
+  const Shape& shape() const;
+  bool trainable() const;
+  VariableSynchronization synchronization() const;  // ON_WRITE or ON_READ
+  VariableAggregation aggregation() const;
+  Strategy& strategy() const;
+
+  std::vector<std::string> devices() const;
+  size_t size() const;                      // number of components
+  const Tensor& component(size_t i) const;  // the memory itself; OutOfRangeError past the last
+
+  // A copy of the value: in a replica function of its own component; else of the one on the current
+  // device, or the first. ON_READ variables aggregate in cross-replica context; without an
+  // aggregation that is an InvalidArgumentError.
+  Tensor read_value() const;
+
+  // `value` has the variable's dtype and shape, or is a Mirrored with a component for each of its
+  // own.
+  void assign(const Tensor& value) const;
+  void assign_add(const Tensor& value) const;
+  void assign_sub(const Tensor& value) const;
+  void assign(const Mirrored<Tensor>& value) const;
+  void assign_add(const Mirrored<Tensor>& value) const;
+  void assign_sub(const Mirrored<Tensor>& value) const;
+  void assign(const Variable& value) const { assign(value.read_value()); }
+
+  // The rows that `slices` name, one after another. UnimplementedError for ON_READ variables, and
+  // in a replica function for min, max and update with SUM or MEAN. InvalidArgumentError where an
+  // index lies outside.
+  void scatter_add(const IndexedSlices& slices) const;
+  void scatter_sub(const IndexedSlices& slices) const;
+  void scatter_mul(const IndexedSlices& slices) const;
+  void scatter_div(const IndexedSlices& slices) const;
+  void scatter_min(const IndexedSlices& slices) const;
+  void scatter_max(const IndexedSlices& slices) const;
+  void scatter_update(const IndexedSlices& slices) const;
+
+  // A new variable with the same strategy, devices, options and values.
+  Variable clone() const;
+
+  // As a destination a variable says where, and is not written.
+  operator Destinations() const;
+  friend bool operator==(const Variable& a, const Variable& b) { return a.impl_ == b.impl_; }
+
+ private:
+  friend class StrategyExtended;
+  struct Impl;
+  enum class Update { assign, add, sub, mul, div, min, max };
+
+  explicit Variable(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  static Variable make(const Tensor& initial_value, const VariableOptions& options,
+                       StrategyExtended& extended);
+  void write(const char* what, Update update, const Value& value) const;
+  void write(const char* what, Update update, const Mirrored<Tensor>& value) const;
+  void write_in_replica(const char* what, Update update, const Value& value) const;
+  void apply(Update update, const Value& value, size_t component) const;
+
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

@@ -1,0 +1,78 @@
+#include "cross_device/weighted.h"
+
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+#include <cmath>
+
+namespace tutti::cross_device {
+
+namespace {
+
+Tensor scaled(const Tensor& tensor, double factor) {
+  if (factor == 0) return Tensor::zeros(tensor.shape(), DType::float64, tensor.device());
+  const Tensor result = tensor.to(DType::float64);
+  for (double& x : result.span<double>()) x *= factor;
+  return result;
+}
+
+template <class F>
+Value with_values(const Value& value, const F& f) {
+  if (!value.is_sparse()) return f(value.tensor());
+  return IndexedSlices{f(value.slices().values), value.slices().indices,
+                       value.slices().dense_shape};
+}
+
+}  // namespace
+
+std::vector<Mirrored<Value>> weighted_mean(CrossDeviceOps& ops, ReduceOp op,
+                                           const std::vector<ValueDestinationPair>& pairs,
+                                           const std::vector<double>& weights,
+                                           const CommunicationOptions& options) {
+  if (op != ReduceOp::MEAN)
+    throw InvalidArgumentError(
+        fmt::format("weights go with MEAN, and the operation is {}", name(op)));
+  for (const double weight : weights)
+    if (!(weight >= 0) || std::isinf(weight))
+      throw InvalidArgumentError(
+          fmt::format("a weight is {}, expected a finite number of 0 or more", weight));
+  if (pairs.empty()) return {};
+
+  std::vector<ValueDestinationPair> batch;
+  for (const auto& [value, destinations] : pairs) {
+    if (value.size() != weights.size())
+      throw InvalidArgumentError(
+          fmt::format("{} weights were given for {} replicas", weights.size(), value.size()));
+    std::vector<Value> parts;
+    for (size_t r = 0; r < value.size(); ++r) {
+      result_dtype(op, value[r].dtype());  // bools have no mean, weighted or not
+      parts.push_back(
+          with_values(value[r], [&](const Tensor& t) { return scaled(t, weights[r]); }));
+    }
+    batch.emplace_back(PerReplica<Value>(std::move(parts)), destinations);
+  }
+  // The weights are added up along with the values, in the same way.
+  std::vector<Value> totals;
+  for (size_t r = 0; r < weights.size(); ++r)
+    totals.push_back(Tensor::scalar<double>(weights[r], pairs[0].first[r].device()));
+  const PerReplica<Value> total(std::move(totals));
+  batch.emplace_back(total, total);
+
+  std::vector<Mirrored<Value>> results = ops.batch_reduce(ReduceOp::SUM, batch, options);
+  const double sum = results.back()[0].tensor().item<double>();
+  results.pop_back();
+  if (sum == 0)
+    throw InvalidArgumentError("the weights of all replicas are 0, so there is no mean");
+  for (size_t i = 0; i < results.size(); ++i) {
+    const DType dtype = result_dtype(op, pairs[i].first[0].dtype());
+    results[i] = results[i].map([&](const Value& value) {
+      return with_values(value, [&](const Tensor& t) {
+        for (double& x : t.span<double>()) x /= sum;
+        return dtype == DType::float64 ? t : t.to(dtype);
+      });
+    });
+  }
+  return results;
+}
+
+}  // namespace tutti::cross_device

@@ -1,0 +1,298 @@
+#include <fmt/format.h>
+#include <tutti/error.h>
+#include <tutti/input.h>
+
+#include <algorithm>
+
+#include "base/context.h"
+#include "input/input_source.h"
+#include "tensor/tensor_impl.h"
+
+namespace tutti {
+
+namespace detail {
+
+// The recipe of a distributed input: one dataset per pipeline, and what becomes of an element.
+class InputSource {
+ public:
+  input::Layout layout;
+  std::vector<Dataset> datasets;  // one for the worker, or one for each of its replicas
+  bool split;                     // an element is a global batch, cut into one part per replica
+};
+
+PerReplica<std::vector<Tensor>> transpose(const DistributedElement& element) {
+  std::vector<std::vector<Tensor>> replicas(element.empty() ? 0 : element[0].size());
+  for (const PerReplica<Tensor>& component : element)
+    for (size_t r = 0; r < replicas.size(); ++r) replicas[r].push_back(component[r]);
+  return PerReplica<std::vector<Tensor>>(std::move(replicas));
+}
+
+void throw_arity(size_t parameters, size_t components) {
+  throw InvalidArgumentError(fmt::format(
+      "experimental_run: the function takes {} tensors, and the input's elements have {}",
+      parameters, components));
+}
+
+}  // namespace detail
+
+using detail::Device;
+using detail::InputSource;
+using detail::TensorAccess;
+
+InputContext::InputContext(int num_input_pipelines, int input_pipeline_id, int num_replicas_in_sync)
+    : num_input_pipelines_(num_input_pipelines),
+      input_pipeline_id_(input_pipeline_id),
+      num_replicas_in_sync_(num_replicas_in_sync) {}
+
+int64_t InputContext::get_per_replica_batch_size(int64_t global_batch_size) const {
+  if (global_batch_size % num_replicas_in_sync_ != 0)
+    throw InvalidArgumentError(
+        fmt::format("the global batch size {} does not divide by the {} replicas",
+                    global_batch_size, num_replicas_in_sync_));
+  return global_batch_size / num_replicas_in_sync_;
+}
+
+std::string InputContext::to_string() const {
+  return fmt::format("input pipeline {} of {}, {} replicas in sync", input_pipeline_id_,
+                     num_input_pipelines_, num_replicas_in_sync_);
+}
+
+namespace input {
+
+namespace {
+
+// Rows [begin, end) of `tensor` on `device`; where that can read host memory, without a copy.
+Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t end, Device& device) {
+  std::vector<int64_t> extents = tensor.shape().extents();
+  const size_t row_bytes = extents[0] ? tensor.num_bytes() / size_t(extents[0]) : 0;
+  extents[0] = end - begin;
+  auto* const data =
+      static_cast<std::byte*>(TensorAccess::data(tensor)) + size_t(begin) * row_bytes;
+  Device& from = TensorAccess::device(tensor);
+  const Tensor view =
+      TensorAccess::wrap(std::make_shared<Tensor>(tensor), data, Shape(extents), tensor.dtype(),
+                         device.in_host_memory() ? device : from, tensor.is_read_only());
+  return device.in_host_memory() ? view : detail::clone_to(view, device);
+}
+
+Tensor moved_to(const Tensor& tensor, Device& device) {
+  if (tensor.device() == device.name()) return tensor;
+  if (!device.in_host_memory() || !TensorAccess::device(tensor).in_host_memory())
+    return detail::clone_to(tensor, device);
+  return TensorAccess::wrap(std::make_shared<Tensor>(tensor), TensorAccess::data(tensor),
+                            tensor.shape(), tensor.dtype(), device, tensor.is_read_only());
+}
+
+// The rows of a batch that go to one of n replicas: in order, the first ones getting one more.
+std::pair<int64_t, int64_t> share_of(int64_t rows, int64_t replica, int64_t n) {
+  const int64_t each = rows / n, more = rows % n;
+  const int64_t begin = replica * each + std::min(replica, more);
+  return {begin, begin + each + (replica < more ? 1 : 0)};
+}
+
+int64_t rows_in(const std::vector<Tensor>& element) {
+  if (element.empty()) throw InvalidArgumentError("input: an element has no components");
+  for (const Tensor& component : element) {
+    if (component.shape().rank() == 0)
+      throw InvalidArgumentError(
+          "input: the elements are scalars, so there is no batch to share out; batch the dataset");
+    if (component.shape()[0] != element[0].shape()[0])
+      throw InvalidArgumentError(fmt::format("input: the components of a batch have {} and {} rows",
+                                             element[0].shape()[0], component.shape()[0]));
+  }
+  return element[0].shape()[0];
+}
+
+std::shared_ptr<InputSource> source_of(const Layout& layout, std::vector<Dataset> datasets,
+                                       bool split) {
+  auto source = std::make_shared<InputSource>();
+  source->layout = layout;
+  source->datasets = std::move(datasets);
+  source->split = split;
+  return source;
+}
+
+}  // namespace
+
+std::shared_ptr<const InputSource> global_batches(const Layout& layout, const Dataset& dataset) {
+  constexpr const char* instead =
+      "use make_input_fn_iterator, which leaves the batches to you, or "
+      "experimental_distribute_dataset";
+  if (!dataset.ends_with_batch())
+    throw InvalidArgumentError(fmt::format(
+        "make_dataset_iterator: the dataset's last step must be batch (or prefetch after it); {}",
+        instead));
+  const int64_t batch = dataset.batch_size().value_or(0);
+  if (batch % layout.num_replicas() != 0)
+    throw InvalidArgumentError(fmt::format(
+        "make_dataset_iterator: the global batch size {} does not divide by the {} replicas; {}",
+        batch, layout.num_replicas(), instead));
+  return source_of(layout, {dataset}, true);
+}
+
+std::shared_ptr<const InputSource> shared_out(const Layout& layout, const Dataset& dataset,
+                                              const InputOptions& options) {
+  Layout mine = layout;
+  Dataset data = dataset;
+  if (options.auto_shard_policy == AutoShardPolicy::OFF) {
+    mine.num_workers = 1;  // this worker's data is for its own replicas
+    mine.worker_id = 0;
+  } else if (options.auto_shard_policy == AutoShardPolicy::FILE) {
+    std::optional<Dataset> sharded =
+        dataset.with_files_sharded(layout.num_workers, layout.worker_id);
+    if (!sharded)
+      throw NotFoundError(
+          "experimental_distribute_dataset: the policy FILE needs a dataset that reads files, and "
+          "this one reads none; "
+          "use DATA or OFF");
+    data = *sharded;
+    mine.num_workers = 1;
+    mine.worker_id = 0;
+  }
+  return source_of(mine, {data}, true);
+}
+
+std::shared_ptr<const InputSource> from_function(const Layout& layout, const InputFn& input_fn,
+                                                 const InputOptions& options) {
+  if (!input_fn) throw InvalidArgumentError("input: the input function is empty");
+  const bool per_replica =
+      options.experimental_replication_mode == InputReplicationMode::PER_REPLICA;
+  const int pipelines = per_replica ? int(layout.devices.size()) : 1;
+  std::vector<Dataset> datasets;
+  for (int i = 0; i < pipelines; ++i)
+    datasets.push_back(input_fn(InputContext(
+        layout.num_workers * pipelines, layout.worker_id * pipelines + i, layout.num_replicas())));
+  return source_of(layout, std::move(datasets), false);
+}
+
+}  // namespace input
+
+struct InputIterator::Run {
+  std::vector<DatasetIterator> iterators;
+  std::vector<Tensor> last;  // an element as it was, for the shapes of empty ones
+};
+
+InputIterator::InputIterator(std::shared_ptr<const InputSource> source)
+    : source_(std::move(source)) {}
+InputIterator::~InputIterator() = default;
+InputIterator::InputIterator(InputIterator&&) noexcept = default;
+InputIterator& InputIterator::operator=(InputIterator&&) noexcept = default;
+
+InputIterator DistributedDataset::make_iterator() const {
+  InputIterator iterator(source_);
+  iterator.initialize();
+  return iterator;
+}
+
+void InputIterator::initialize() {
+  auto run = std::make_unique<Run>();
+  for (const Dataset& dataset : source_->datasets)
+    run->iterators.push_back(dataset.make_iterator());
+  run_ = std::move(run);
+}
+
+DistributedElement InputIterator::get_next() {
+  std::optional<DistributedElement> element = get_next_as_optional();
+  if (!element)
+    throw OutOfRangeError("get_next: the input is at its end; initialize starts it over");
+  return *std::move(element);
+}
+
+std::optional<DistributedElement> InputIterator::get_next_as_optional() {
+  if (base::local_replica_id() >= 0)
+    throw FailedPreconditionError(
+        "get_next belongs to cross-replica context and was called inside a replica function; pass "
+        "the element to run");
+  if (!run_)
+    throw FailedPreconditionError(
+        "get_next: the iterator has not been started; call initialize first");
+  const input::Layout& layout = source_->layout;
+  const auto local = layout.devices.size();
+  std::vector<Device*> devices;
+  for (const std::string& name : layout.devices) devices.push_back(&device::find(name, "get_next"));
+
+  std::vector<std::vector<Tensor>> parts(local);  // by replica
+  if (source_->split) {
+    const std::optional<std::vector<Tensor>> batch = run_->iterators[0].next();
+    if (!batch) return {};
+    const int64_t rows = input::rows_in(*batch);
+    for (size_t r = 0; r < local; ++r) {
+      const auto [begin, end] = input::share_of(
+          rows, layout.worker_id * int64_t(local) + int64_t(r), layout.num_replicas());
+      for (const Tensor& component : *batch)
+        parts[r].push_back(input::rows_of(component, begin, end, *devices[r]));
+    }
+  } else {
+    bool any = false, all = true;
+    for (size_t r = 0; r < local; ++r) {
+      std::optional<std::vector<Tensor>> element =
+          run_->iterators[r % run_->iterators.size()].next();
+      if (!element) {
+        all = false;
+        continue;
+      }
+      any = true;
+      run_->last = *element;
+      for (const Tensor& component : *element)
+        parts[r].push_back(input::moved_to(component, *devices[r]));
+    }
+    if (!any) return {};
+    // Replicas without data get no rows. Where elements have no rows, what is left over is dropped.
+    const bool batched =
+        std::ranges::all_of(run_->last, [](const Tensor& t) { return t.shape().rank() > 0; });
+    if (!all && !batched) return {};
+    for (size_t r = 0; r < local; ++r)
+      if (parts[r].empty())
+        for (const Tensor& component : run_->last)
+          parts[r].push_back(input::rows_of(component, 0, 0, *devices[r]));
+  }
+
+  DistributedElement element;
+  for (size_t c = 0; c < parts[0].size(); ++c) {
+    std::vector<Tensor> component;
+    for (size_t r = 0; r < local; ++r) {
+      if (parts[r].size() != parts[0].size())
+        throw InvalidArgumentError(fmt::format("input: elements have {} and {} components",
+                                               parts[0].size(), parts[r].size()));
+      component.push_back(parts[r][c]);
+    }
+    element.emplace_back(std::move(component));
+  }
+  return element;
+}
+
+std::string InputIterator::save() {
+  if (!run_)
+    throw FailedPreconditionError("save: the iterator has not been started; call initialize first");
+  std::string state;
+  for (DatasetIterator& iterator : run_->iterators) {
+    const std::string part = iterator.save();
+    state += fmt::format("{}:", part.size()) + part;
+  }
+  return state;
+}
+
+void InputIterator::restore(const std::string& state) {
+  auto run = std::make_unique<Run>();
+  std::string_view rest = state;
+  const auto damaged = [] {
+    return DataLossError("restore: the state is damaged, or of another input");
+  };
+  for (const Dataset& dataset : source_->datasets) {
+    const size_t colon = rest.find(':');
+    size_t size = 0;
+    if (colon == std::string_view::npos || colon == 0 || colon > 18) throw damaged();
+    for (const char c : rest.substr(0, colon)) {
+      if (c < '0' || c > '9') throw damaged();
+      size = size * 10 + size_t(c - '0');
+    }
+    rest.remove_prefix(colon + 1);
+    if (size > rest.size()) throw damaged();
+    run->iterators.push_back(dataset.make_iterator(std::string(rest.substr(0, size))));
+    rest.remove_prefix(size);
+  }
+  if (!rest.empty()) throw damaged();
+  run_ = std::move(run);
+}
+
+}  // namespace tutti

@@ -1,0 +1,111 @@
+#include <bit>
+
+#include "input/dataset_node.h"
+
+namespace tutti {
+
+namespace detail {
+namespace {
+
+uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// SplitMix64. Of our own, since the standard's distributions differ between libraries, and since
+// its whole state is one number.
+class Random {
+ public:
+  Random(uint64_t seed, uint64_t run)
+      : state_(
+            mixed(mixed(seed + 0x9E3779B97F4A7C15u) + std::rotl(run, 32) * 0x9E3779B97F4A7C15u)) {}
+  explicit Random(uint64_t state) : state_(state) {}
+  uint64_t state() const { return state_; }
+
+  // Uniform in [0, bound), by Lemire's method.
+  uint64_t below(uint64_t bound) {
+    unsigned __int128 product = (unsigned __int128)next() * bound;
+    if (uint64_t(product) < bound)
+      for (const uint64_t uneven = (0 - bound) % bound; uint64_t(product) < uneven;)
+        product = (unsigned __int128)next() * bound;
+    return uint64_t(product >> 64);
+  }
+
+ private:
+  uint64_t next() { return mixed(state_ += 0x9E3779B97F4A7C15u); }
+  uint64_t state_;
+};
+
+class ShuffleNode : public StepNode<ShuffleNode> {
+ public:
+  struct Options {
+    int64_t buffer_size;
+    uint64_t seed;
+    bool reshuffle;
+  };
+  ShuffleNode(NodePtr input, Options options) : StepNode(std::move(input)), options_(options) {}
+  CursorPtr start(const Run& run) const override {
+    return std::make_unique<ShuffleCursor>(*input_, options_, run);
+  }
+  NodePtr names_sharded(int64_t num_shards, int64_t index) const override {
+    return input_->names_sharded(num_shards, index);
+  }
+
+ private:
+  class ShuffleCursor : public StepCursor {
+   public:
+    ShuffleCursor(const DatasetNode& input, const Options& options, const Run& run)
+        : StepCursor(input, run),
+          buffer_size_(uint64_t(options.buffer_size)),
+          random_(options.seed, options.reshuffle ? run.number : 0) {}
+
+   private:
+    std::optional<Tensors> advance() override {
+      while (buffer_.size() < buffer_size_) {
+        std::optional<Tensors> element = input_->next();
+        if (!element) break;
+        buffer_.push_back(*std::move(element));
+      }
+      if (buffer_.empty()) return {};
+      std::swap(buffer_[random_.below(buffer_.size())], buffer_.back());
+      Tensors drawn = std::move(buffer_.back());
+      buffer_.pop_back();
+      return drawn;
+    }
+    void save_position(StateWriter& state) override {
+      StepCursor::save_position(state);
+      state.number(random_.state());
+      state.number(buffer_.size());
+      for (const Tensors& element : buffer_) state.element(element);
+    }
+    void restore_position(StateReader& state) override {
+      StepCursor::restore_position(state);
+      random_ = Random(state.number());
+      buffer_.resize(state.count_up_to(buffer_size_, 8, "the number of shuffled elements"));
+      for (Tensors& element : buffer_) element = state.element();
+    }
+
+    uint64_t buffer_size_;
+    Random random_;
+    std::vector<Tensors> buffer_;
+  };
+
+  std::string step() const override {
+    return fmt::format("shuffle({}, {}, {})", options_.buffer_size, options_.seed,
+                       options_.reshuffle);
+  }
+  Options options_;
+};
+
+}  // namespace
+}  // namespace detail
+
+Dataset Dataset::shuffle(int64_t buffer_size, uint64_t seed, bool reshuffle_each_iteration) const {
+  detail::check_at_least(1, buffer_size, "shuffle: buffer_size");
+  return Dataset(std::make_shared<detail::ShuffleNode>(
+      detail::DatasetNode::of(*this),
+      detail::ShuffleNode::Options{buffer_size, seed, reshuffle_each_iteration}));
+}
+
+}  // namespace tutti

@@ -1,0 +1,44 @@
+#include <fmt/format.h>
+#include <tutti/error.h>
+#include <tutti/mirrored_strategy.h>
+
+#include <algorithm>
+
+#include "device/device.h"
+
+namespace tutti {
+
+namespace {
+
+class MirroredExtended : public StrategyExtended {
+ public:
+  MirroredExtended(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> ops)
+      : StrategyExtended(std::move(devices), std::move(ops)) {}
+};
+
+std::unique_ptr<StrategyExtended> make_extended(const std::vector<std::string>& devices,
+                                                std::shared_ptr<CrossDeviceOps> ops) {
+  std::vector<std::string> names;
+  for (const std::string& name : devices) {
+    if (name.empty()) throw InvalidArgumentError("MirroredStrategy: a device name is empty");
+    names.push_back(device::find(name, "MirroredStrategy").name());
+    if (std::find(names.begin(), names.end() - 1, names.back()) != names.end() - 1)
+      throw InvalidArgumentError(
+          fmt::format("MirroredStrategy: the device {} is named twice", names.back()));
+  }
+  if (names.empty()) names = list_logical_devices("GPU");
+  if (names.empty()) names = list_logical_devices("CPU");
+  if (!ops) ops = choose_the_best(names);
+  return std::make_unique<MirroredExtended>(std::move(names), std::move(ops));
+}
+
+}  // namespace
+
+MirroredStrategy::MirroredStrategy(const std::vector<std::string>& devices,
+                                   std::shared_ptr<CrossDeviceOps> cross_device_ops)
+    : Strategy(make_extended(devices, std::move(cross_device_ops))) {}
+
+MirroredStrategy::MirroredStrategy(std::shared_ptr<CrossDeviceOps> cross_device_ops)
+    : MirroredStrategy(std::vector<std::string>{}, std::move(cross_device_ops)) {}
+
+}  // namespace tutti

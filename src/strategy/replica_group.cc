@@ -1,0 +1,88 @@
+#include "strategy/replica_group.h"
+
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+#include "base/settings.h"
+#include "strategy/context.h"
+
+namespace tutti::detail {
+
+using strategy::ContextSwitch;
+
+ReplicaGroup::ReplicaGroup(Strategy& strategy, const std::vector<std::string>& devices,
+                           int first_id, int num_replicas)
+    : strategy_(strategy),
+      threads_(int(devices.size())),
+      rendezvous_(int(devices.size()), "replica"),
+      meetings_(devices.size()),
+      slots_(devices.size()),
+      victims_(devices.size()) {
+  for (int i = 0; i < int(devices.size()); ++i)
+    contexts_.push_back(
+        ReplicaContext(strategy, *this, i, first_id + i, num_replicas, devices[size_t(i)]));
+}
+
+void ReplicaGroup::run(const std::function<void(size_t)>& fn) {
+  std::lock_guard serial(serial_);
+  rendezvous_.reset();
+  std::vector<std::exception_ptr> errors(contexts_.size());
+  victims_.assign(contexts_.size(), false);
+  threads_.run([&](int i) {
+    const ContextSwitch inside(strategy_, &contexts_[size_t(i)], i, contexts_[size_t(i)].device());
+    try {
+      fn(size_t(i));
+      rendezvous_.leave(i);
+    } catch (const std::exception& e) {
+      errors[size_t(i)] = std::current_exception();
+      rendezvous_.fail(i, e.what());
+    } catch (...) {
+      errors[size_t(i)] = std::current_exception();
+      rendezvous_.fail(i, "an exception of unknown type");
+    }
+  });
+  for (const bool victim : {false, true})
+    for (size_t i = 0; i < errors.size(); ++i)
+      if (errors[i] && bool(victims_[i]) == victim) std::rethrow_exception(errors[i]);
+}
+
+void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* slot,
+                        const CommunicationOptions& options) {
+  const auto i = size_t(context.local_replica_id());
+  if (&get_replica_context() != &context)
+    throw FailedPreconditionError(fmt::format(
+        "{}: the context belongs to another replica or to a run that is over", meeting.what));
+  options.validate(meeting.what);
+  meetings_[i] = &meeting;
+  slots_[i] = slot;
+  bool acted = false;
+  try {
+    rendezvous_.meet(int(i), meeting.what,
+                     {.timeout = options.timeout.value_or(base::settings().timeout),
+                      .warn_after = base::settings().warn_after},
+                     [&] {
+                       acted = true;
+                       check_agreement();
+                       const ContextSwitch outside(strategy_, nullptr, -1, "");
+                       meetings_[0]->act(strategy_, slots_);
+                     });
+  } catch (...) {
+    victims_[i] = !acted;
+    throw;
+  }
+}
+
+void ReplicaGroup::check_agreement() {
+  const Meeting& first = *meetings_[0];
+  for (size_t i = 1; i < meetings_.size(); ++i) {
+    const Meeting& other = *meetings_[i];
+    if (first.type == other.type && first.same(slots_[0], slots_[i])) continue;
+    const std::string text = fmt::format(
+        "the replicas disagree: replica 0 asks for {}({}), replica {} for {}({})", first.what,
+        first.describe(slots_[0]), i, other.what, other.describe(slots_[i]));
+    rendezvous_.abort(ErrorCode::invalid_argument, text);
+    throw InvalidArgumentError(text);
+  }
+}
+
+}  // namespace tutti::detail

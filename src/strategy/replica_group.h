@@ -1,0 +1,45 @@
+// The replicas of one strategy in this process: running them, and letting them meet.
+#pragma once
+
+#include <tutti/strategy.h>
+
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/rendezvous.h"
+#include "strategy/replica_threads.h"
+
+namespace tutti::detail {
+
+class ReplicaGroup {
+ public:
+  // One replica per device; `first_id` is the id of the first one among the `num_replicas` of the
+  // job.
+  ReplicaGroup(Strategy& strategy, const std::vector<std::string>& devices, int first_id,
+               int num_replicas);
+
+  // fn(i) for every replica; see Strategy::run.
+  void run(const std::function<void(size_t)>& fn);
+
+  void meet(ReplicaContext& context, const Meeting& meeting, void* slot,
+            const CommunicationOptions& options);
+
+  ReplicaContext& context(size_t i) { return contexts_[i]; }
+
+ private:
+  void check_agreement();
+
+  Strategy& strategy_;
+  std::vector<ReplicaContext> contexts_;
+  strategy::ReplicaThreads threads_;
+  base::Rendezvous rendezvous_;
+  std::mutex serial_;  // one run at a time
+  std::vector<const Meeting*> meetings_;
+  std::vector<void*> slots_;
+  std::vector<char> victims_;  // replicas that failed only because another one did
+};
+
+}  // namespace tutti::detail

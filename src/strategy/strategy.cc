@@ -1,0 +1,183 @@
+#include <fmt/format.h>
+#include <tutti/compat.h>
+#include <tutti/error.h>
+#include <tutti/strategy.h>
+
+#include "cross_device/weighted.h"
+#include "input/input_source.h"
+#include "strategy/context.h"
+#include "strategy/replica_group.h"
+#include "tensor/axes.h"
+
+namespace tutti {
+
+namespace {
+
+// A strategy of one replica, for code that runs outside of any: the same program then needs no
+// branch.
+class DefaultExtended : public StrategyExtended {
+ public:
+  DefaultExtended()
+      : StrategyExtended({canonicalize("/cpu:0")}, std::make_shared<ReductionToOneDevice>()) {}
+};
+
+class DefaultStrategy : public Strategy {
+ public:
+  DefaultStrategy() : Strategy(std::make_unique<DefaultExtended>()) {}
+};
+
+}  // namespace
+
+namespace strategy {
+
+Strategy& default_strategy() {
+  static DefaultStrategy* const instance = new DefaultStrategy;
+  return *instance;
+}
+
+ReplicaContext& default_replica_context() {
+  // One per thread: outside of a strategy, threads know nothing of each other.
+  static thread_local detail::ReplicaGroup group(
+      default_strategy(), default_strategy().extended().worker_devices(), 0, 1);
+  return group.context(0);
+}
+
+}  // namespace strategy
+
+Strategy::Strategy(std::unique_ptr<StrategyExtended> extended) : extended_(std::move(extended)) {
+  extended_->strategy_ = this;
+  extended_->group_ = std::make_unique<detail::ReplicaGroup>(*this, extended_->worker_devices(),
+                                                             extended_->replica_ids()[0],
+                                                             extended_->num_replicas_in_sync());
+}
+
+Strategy::~Strategy() = default;
+
+Scope Strategy::scope() { return Scope(*this); }
+
+Tensor Strategy::reduce(ReduceOpArg op, const DistributedTensor& value, int64_t axis) {
+  return reduce(op, value, ReduceOptions{.axes = {axis}});
+}
+
+Tensor Strategy::reduce(ReduceOpArg op, const DistributedTensor& value,
+                        const ReduceOptions& options) {
+  extended_->require_cross_replica("reduce");
+  const auto* const per_replica = std::get_if<PerReplica<Tensor>>(&value.get());
+  if (!options.weights.empty() && (!per_replica || !options.axes.empty()))
+    throw InvalidArgumentError("reduce: weights go with a PerReplica value and without axes");
+  if (!options.axes.empty()) return reduce_along(op, value, options);
+  const Destinations here(current_device());
+  if (!options.weights.empty())
+    return cross_device::weighted_mean(extended_->cross_device_ops(), op, {{*per_replica, here}},
+                                       options.weights, options.communication)[0][0]
+        .tensor();
+  return std::visit(
+      [&](const auto& v) { return extended_->reduce_to(op, v, here, options.communication)[0]; },
+      value.get());
+}
+
+Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
+                              const ReduceOptions& options) {
+  if (op != ReduceOp::SUM && op != ReduceOp::MEAN)
+    throw InvalidArgumentError(
+        fmt::format("reduce: only SUM and MEAN have axes, not {}", name(op)));
+  std::vector<Tensor> parts;
+  if (const auto* v = std::get_if<PerReplica<Tensor>>(&value.get())) {
+    parts.assign(v->begin(), v->end());
+  } else {
+    // What is the same on all replicas counts once.
+    extended_->check_plain(op);
+    const auto* m = std::get_if<Mirrored<Tensor>>(&value.get());
+    parts.push_back(m ? m->get() : std::get<Tensor>(value.get()));
+  }
+  if (parts.empty()) throw InvalidArgumentError("reduce: the value has no replicas");
+
+  std::vector<Value> sums, counts;
+  for (const Tensor& part : parts) {
+    if (part.dtype() != parts[0].dtype())
+      throw InvalidArgumentError(fmt::format("reduce: replicas hold dtypes {} and {}",
+                                             name(parts[0].dtype()), name(part.dtype())));
+    try {
+      sums.push_back(detail::sum_along(part, options.axes));
+      counts.push_back(
+          Tensor::scalar<int64_t>(detail::count_along(part, options.axes), part.device()));
+    } catch (const InvalidArgumentError& e) {
+      throw InvalidArgumentError(fmt::format("reduce: {}", e.what()));
+    }
+  }
+  const Destinations here(current_device());
+  const auto results = extended_->batch_reduce_to(
+      ReduceOp::SUM, {{PerReplica<Value>(sums), here}, {PerReplica<Value>(counts), here}},
+      options.communication);
+  const Tensor sum = results[0][0].tensor();
+  if (op == ReduceOp::SUM) return sum.to(parts[0].dtype());
+  const int64_t count = results[1][0].tensor().item<int64_t>();
+  if (count == 0)
+    throw InvalidArgumentError(
+        "reduce: the MEAN of nothing: no replica holds any element along the axes");
+  const Tensor mean = sum.to(DType::float64);
+  for (double& x : mean.span<double>()) x /= double(count);
+  return mean.to(result_dtype(ReduceOp::MEAN, parts[0].dtype()));
+}
+
+Tensor Strategy::gather(const DistributedTensor& value, int64_t axis) {
+  extended_->require_cross_replica("gather");
+  if (const auto* v = std::get_if<PerReplica<Tensor>>(&value.get()))
+    return extended_->gather_to(*v, current_device(), axis)[0];
+  if (const auto* m = std::get_if<Mirrored<Tensor>>(&value.get())) return m->get().clone();
+  return std::get<Tensor>(value.get()).clone();
+}
+
+namespace {
+
+input::Layout layout_of(const StrategyExtended& extended) {
+  return {.devices = extended.worker_devices(),
+          .num_workers = extended.num_workers(),
+          .worker_id = extended.replica_ids()[0] / int(extended.worker_devices().size())};
+}
+
+}  // namespace
+
+InputIterator Strategy::make_dataset_iterator(const Dataset& dataset) {
+  extended_->require_cross_replica("make_dataset_iterator");
+  return InputIterator(input::global_batches(layout_of(*extended_), dataset));
+}
+
+InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputReplicationMode mode) {
+  extended_->require_cross_replica("make_input_fn_iterator");
+  if (mode != InputReplicationMode::PER_WORKER)
+    throw InvalidArgumentError(
+        "make_input_fn_iterator: only PER_WORKER is supported as the replication mode");
+  return InputIterator(input::from_function(layout_of(*extended_), input_fn, {}));
+}
+
+DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& dataset,
+                                                             const InputOptions& options) {
+  extended_->require_cross_replica("experimental_distribute_dataset");
+  if (options.experimental_replication_mode != InputReplicationMode::PER_WORKER)
+    throw UnimplementedError(
+        "experimental_distribute_dataset: PER_REPLICA needs a pipeline per replica; use "
+        "distribute_datasets_from_function");
+  return DistributedDataset(input::shared_out(layout_of(*extended_), dataset, options));
+}
+
+DistributedDataset Strategy::distribute_datasets_from_function(const InputFn& input_fn,
+                                                               const InputOptions& options) {
+  extended_->require_cross_replica("distribute_datasets_from_function");
+  return DistributedDataset(input::from_function(layout_of(*extended_), input_fn, options));
+}
+
+void Strategy::experimental_initialize() {
+  extended_->require_cross_replica("experimental_initialize");
+}
+void Strategy::experimental_finalize() {
+  extended_->require_cross_replica("experimental_finalize");
+}
+
+ConfigProto Strategy::update_config_proto(const ConfigProto& config) const {
+  ConfigProto updated = config;
+  updated.isolate_session_state = true;
+  return updated;
+}
+
+}  // namespace tutti

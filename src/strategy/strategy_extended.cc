@@ -1,0 +1,90 @@
+#include <fmt/format.h>
+#include <tutti/error.h>
+#include <tutti/strategy.h>
+
+#include <algorithm>
+
+#include "strategy/context.h"
+#include "strategy/replica_group.h"
+
+namespace tutti {
+
+StrategyExtended::StrategyExtended(std::vector<std::string> devices,
+                                   std::shared_ptr<CrossDeviceOps> ops)
+    : devices_(std::move(devices)), ops_(std::move(ops)) {}
+
+StrategyExtended::~StrategyExtended() = default;
+
+std::vector<int> StrategyExtended::replica_ids() const {
+  std::vector<int> ids;
+  for (int i = 0; i < int(devices_.size()); ++i)
+    ids.push_back(worker_id_ * int(devices_.size()) + i);
+  return ids;
+}
+
+void StrategyExtended::require_cross_replica(const char* what) const {
+  strategy::require_cross_replica(*strategy_, what);
+}
+
+void StrategyExtended::check_plain(ReduceOp op) const {
+  if ((op == ReduceOp::SUM || op == ReduceOp::PROD) && num_replicas_in_sync() != 1)
+    throw InvalidArgumentError(
+        fmt::format("reduce: a plain value is the same on all {} replicas, and its {} over them is "
+                    "not defined; "
+                    "pass a PerReplica, or use MEAN",
+                    num_replicas_in_sync(), name(op)));
+}
+
+std::vector<Mirrored<Value>> StrategyExtended::batch_reduce_to(
+    ReduceOpArg op, const std::vector<ValueDestinationPair>& pairs,
+    const CommunicationOptions& options) {
+  require_cross_replica("batch_reduce_to");
+  return ops_->batch_reduce(op, pairs, options_.merge(options));
+}
+
+Mirrored<Tensor> StrategyExtended::gather_to(const PerReplica<Tensor>& value,
+                                             const Destinations& destinations, int64_t axis,
+                                             const CommunicationOptions& options) {
+  require_cross_replica("gather");
+  return ops_->gather(value, destinations, axis, options_.merge(options));
+}
+
+void StrategyExtended::run_replicas(const std::function<void(size_t)>& fn) {
+  if (strategy::context().replica)
+    throw FailedPreconditionError("run: called inside a replica function; runs do not nest");
+  require_cross_replica("run");
+  group_->run(fn);
+}
+
+void StrategyExtended::visit_devices(const std::vector<std::string>& devices,
+                                     const std::function<void(size_t)>& fn) const {
+  const int replica = base::local_replica_id();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (replica >= 0 && size_t(replica) != i) continue;
+    const DeviceScope scope(devices[i]);
+    fn(i);
+  }
+}
+
+void StrategyExtended::check_variable(const Variable& variable, const char* what) const {
+  if (!variable_created_in_scope(variable))
+    throw InvalidArgumentError(
+        fmt::format("{}: the variable \"{}\" belongs to another strategy", what, variable.name()));
+  if (!strategy::context().replica) require_cross_replica(what);
+}
+
+bool StrategyExtended::variable_created_in_scope(const Variable& variable) const {
+  return &variable.strategy() == strategy_;
+}
+
+ColocationScope StrategyExtended::colocate_vars_with(const Variable& variable) {
+  check_variable(variable, "colocate_vars_with");
+  return ColocationScope(variable.devices());
+}
+
+ColocationScope::ColocationScope(std::vector<std::string> devices)
+    : outer_(std::exchange(strategy::context().colocated_on, std::move(devices))) {}
+
+ColocationScope::~ColocationScope() { strategy::context().colocated_on = std::move(outer_); }
+
+}  // namespace tutti

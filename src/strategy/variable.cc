@@ -1,0 +1,412 @@
+#include <fmt/format.h>
+#include <tutti/error.h>
+#include <tutti/strategy.h>
+#include <tutti/variable.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+
+#include "kernels/cast.h"
+#include "kernels/reduce.h"
+#include "strategy/context.h"
+
+namespace tutti {
+
+struct Variable::Impl {
+  std::string name;
+  VariableSynchronization synchronization;
+  VariableAggregation aggregation;
+  bool trainable;
+  StrategyExtended& extended;
+  std::vector<Tensor> components;
+
+  ~Impl();
+};
+
+namespace {
+
+// All variables, by the memory of their components.
+struct Registry {
+  std::mutex mutex;
+  std::map<const void*, std::weak_ptr<void>> by_memory;
+};
+Registry& registry() {
+  static Registry* const instance = new Registry;
+  return *instance;
+}
+
+// "w_1" and "w" are one name: "_N" at the end of a name, or of a part of it, only keeps names
+// apart.
+std::string canonical_name(const std::string& name) {
+  std::string result;
+  size_t begin = 0;
+  while (begin <= name.size()) {
+    const size_t slash = std::min(name.find('/', begin), name.size());
+    std::string part = name.substr(begin, slash - begin);
+    const size_t digits = part.find_last_not_of("0123456789");
+    if (digits != std::string::npos && digits + 1 < part.size() && part[digits] == '_' &&
+        digits > 0)
+      part.resize(digits);
+    result += (begin ? "/" : "") + part;
+    begin = slash + 1;
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string_view name(VariableSynchronization synchronization) {
+  constexpr std::array<std::string_view, 4> names{"AUTO", "NONE", "ON_WRITE", "ON_READ"};
+  return names[size_t(synchronization)];
+}
+
+Variable::Impl::~Impl() {
+  std::lock_guard lock(registry().mutex);
+  for (const Tensor& component : components) registry().by_memory.erase(component.const_data());
+}
+
+Variable Variable::make(const Tensor& initial_value, const VariableOptions& options,
+                        StrategyExtended& extended) {
+  const std::string what = fmt::format("Variable \"{}\"", options.name);
+  if (!initial_value) throw InvalidArgumentError(what + ": the initial value holds nothing");
+  if (options.synchronization == VariableSynchronization::NONE)
+    throw InvalidArgumentError(
+        what + ": synchronization NONE cannot be used; AUTO, ON_WRITE and ON_READ can");
+  if (options.aggregation == VariableAggregation::MEAN && !is_floating(initial_value.dtype()))
+    throw InvalidArgumentError(
+        fmt::format("{}: {} has no mean of its own type, so aggregation MEAN cannot be used", what,
+                    tutti::name(initial_value.dtype())));
+  const bool on_read = options.synchronization == VariableSynchronization::ON_READ;
+  const std::vector<std::string>& colocated = strategy::context().colocated_on;
+  const auto impl =
+      std::make_shared<Impl>(Impl{.name = options.name,
+                                  .synchronization = on_read ? VariableSynchronization::ON_READ
+                                                             : VariableSynchronization::ON_WRITE,
+                                  .aggregation = options.aggregation,
+                                  .trainable = options.trainable.value_or(!on_read),
+                                  .extended = extended,
+                                  .components = {}});
+  for (const std::string& device : colocated.empty() ? extended.parameter_devices() : colocated)
+    impl->components.push_back(initial_value.clone_to(device));
+  std::lock_guard lock(registry().mutex);
+  for (const Tensor& component : impl->components)
+    registry().by_memory[component.const_data()] = std::shared_ptr<void>(impl);
+  return Variable(impl);
+}
+
+Variable Variable::create(const Tensor& initial_value, const VariableOptions& options) {
+  const strategy::Context& context = strategy::context();
+  if (!context.replica) return make(initial_value, options, get_strategy().extended());
+
+  struct Slot {
+    const Tensor& initial_value;
+    const VariableOptions& options;
+    std::optional<Variable> result = {};
+  } slot{initial_value, options};
+  const detail::Meeting meeting{
+      "Variable::create", typeid(Slot),
+      [](const void* a, const void* b) {
+        const auto &x = static_cast<const Slot*>(a)->options,
+                   &y = static_cast<const Slot*>(b)->options;
+        return x.synchronization == y.synchronization && x.aggregation == y.aggregation;
+      },
+      [](const void* s) { return static_cast<const Slot*>(s)->options.name; },
+      [](Strategy& strategy, std::span<void* const> slots) {
+        const auto slot_of = [&](size_t i) { return static_cast<Slot*>(slots[i]); };
+        const VariableOptions& first = slot_of(0)->options;
+        for (size_t i = 1; i < slots.size(); ++i)
+          if (canonical_name(slot_of(i)->options.name) != canonical_name(first.name))
+            throw FailedPreconditionError(
+                fmt::format("Variable::create: replica 0 makes \"{}\" where replica {} makes "
+                            "\"{}\"; replicas must make "
+                            "the same variables in the same order",
+                            first.name, i, slot_of(i)->options.name));
+        const Variable variable = make(slot_of(0)->initial_value, first, strategy.extended());
+        for (size_t i = 0; i < slots.size(); ++i) slot_of(i)->result = variable;
+      }};
+  context.replica->meet(meeting, &slot, {});
+  return *slot.result;
+}
+
+const std::string& Variable::name() const { return impl_->name; }
+DType Variable::dtype() const { return impl_->components[0].dtype(); }
+const Shape& Variable::shape() const { return impl_->components[0].shape(); }
+bool Variable::trainable() const { return impl_->trainable; }
+VariableSynchronization Variable::synchronization() const { return impl_->synchronization; }
+VariableAggregation Variable::aggregation() const { return impl_->aggregation; }
+Strategy& Variable::strategy() const { return *impl_->extended.strategy_; }
+size_t Variable::size() const { return impl_->components.size(); }
+
+std::vector<std::string> Variable::devices() const {
+  std::vector<std::string> names;
+  for (const Tensor& component : impl_->components) names.push_back(component.device());
+  return names;
+}
+
+const Tensor& Variable::component(size_t i) const {
+  if (i >= size()) detail::throw_component_out_of_range(i, size());
+  return impl_->components[i];
+}
+
+Variable::operator Destinations() const { return PerReplica<Tensor>(impl_->components); }
+
+Variable Variable::clone() const {
+  const auto copy = std::make_shared<Impl>(Impl{.name = name(),
+                                                .synchronization = synchronization(),
+                                                .aggregation = aggregation(),
+                                                .trainable = trainable(),
+                                                .extended = impl_->extended,
+                                                .components = {}});
+  for (const Tensor& component : impl_->components) copy->components.push_back(component.clone());
+  std::lock_guard lock(registry().mutex);
+  for (const Tensor& component : copy->components)
+    registry().by_memory[component.const_data()] = std::shared_ptr<void>(copy);
+  return Variable(copy);
+}
+
+std::optional<Variable> StrategyExtended::value_container(const Tensor& component) const {
+  std::shared_ptr<void> found;
+  {
+    std::lock_guard lock(registry().mutex);
+    if (const auto entry = registry().by_memory.find(component.const_data());
+        entry != registry().by_memory.end())
+      found = entry->second.lock();
+  }
+  if (!found) return {};
+  const Variable variable(std::static_pointer_cast<Variable::Impl>(found));
+  if (!variable_created_in_scope(variable)) return {};
+  return variable;
+}
+
+namespace {
+
+// The replica function of `strategy` that this thread is in; null where it is in cross-replica or
+// no context.
+ReplicaContext* replica_of(const Strategy& strategy, const char* what) {
+  const strategy::Context& context = strategy::context();
+  if (context.strategy && context.strategy != &strategy)
+    throw FailedPreconditionError(fmt::format(
+        "{}: the variable belongs to another strategy than the one this thread is in", what));
+  return context.replica;
+}
+
+}  // namespace
+
+Tensor Variable::read_value() const {
+  if (const ReplicaContext* replica = replica_of(strategy(), "read_value"))
+    return component(size_t(replica->local_replica_id()) % size()).clone();
+  if (synchronization() == VariableSynchronization::ON_READ) {
+    if (aggregation() == VariableAggregation::NONE)
+      throw InvalidArgumentError(
+          fmt::format("read_value: the variable \"{}\" is synchronised on read and has aggregation "
+                      "NONE, so it has no "
+                      "value outside of a replica function",
+                      name()));
+    if (aggregation() != VariableAggregation::ONLY_FIRST_REPLICA)
+      return impl_->extended.ops_->reduce(
+          reduce_op(aggregation()), PerReplica<Tensor>(impl_->components), current_device())[0];
+    return component(0).clone_to(current_device());
+  }
+  return component(detail::component_on_current_device(devices())).clone();
+}
+
+namespace {
+
+template <class T>
+T combined(T a, T b, int update) {
+  using Wide = std::conditional_t<std::is_integral_v<T>,
+                                  std::conditional_t<std::is_same_v<T, bool>, bool, uint64_t>, T>;
+  switch (update) {
+    case 1: return T(Wide(a) + Wide(b));
+    case 2: return T(Wide(a) - Wide(b));
+    case 3: return T(Wide(a) * Wide(b));
+    case 4: return b == T(0) ? a : T(a / b);
+    case 5: return b < a ? b : a;
+    case 6: return a < b ? b : a;
+    default: return b;
+  }
+}
+
+}  // namespace
+
+// component[i] = component[i] op value, element by element or row by row. What can fail has been
+// checked.
+void Variable::apply(Update update, const Value& value, size_t i) const {
+  const Tensor& target = component(i);
+  const Tensor& source = value.is_sparse() ? value.slices().values : value.tensor();
+  if (update == Update::assign && !value.is_sparse()) {
+    kernels::copy(target.data(), source.const_data(), target.num_bytes());
+    return;
+  }
+  std::vector<int64_t> rows{0};
+  int64_t width = target.num_elements();
+  if (value.is_sparse()) {
+    rows = value.slices().indices.to(DType::int64).to_vector<int64_t>();
+    width = shape()[0] ? target.num_elements() / shape()[0] : 0;
+  }
+  kernels::with_type(dtype(), [&]<class T>(T*) {
+    using Acc =
+        std::conditional_t<std::is_class_v<T>, float, T>;  // the 16-bit floats compute in 32
+    const T* const from = source.span<const T>().data();
+    T* const to = target.span<T>().data();
+    for (size_t r = 0; r < rows.size(); ++r)
+      for (int64_t j = 0; j < width; ++j) {
+        T& x = to[rows[r] * width + j];
+        x = T(combined<Acc>(Acc(x), Acc(from[int64_t(r) * width + j]), int(update)));
+      }
+  });
+}
+
+void Variable::write(const char* what, Update update, const Value& value) const {
+  const auto fail = [&](const std::string& why) {
+    throw InvalidArgumentError(fmt::format("{}: the variable \"{}\" {}", what, name(), why));
+  };
+  const Tensor& source = value.is_sparse() ? value.slices().values : value.tensor();
+  if (!source) fail("got a value that holds nothing");
+  if (source.dtype() != dtype())
+    fail(fmt::format("is {} and got {}", tutti::name(dtype()), tutti::name(source.dtype())));
+  if (value.is_sparse()) {
+    if (synchronization() == VariableSynchronization::ON_READ)
+      throw UnimplementedError(fmt::format(
+          "{}: the variable \"{}\" is synchronised on read and takes no scatter updates", what,
+          name()));
+    value.slices().validate(what);
+    const Shape &got = source.shape(), &mine = shape();
+    if (got.rank() != mine.rank() || mine.rank() == 0 ||
+        !std::equal(got.begin() + 1, got.end(), mine.begin() + 1))
+      fail(fmt::format("has shape {} and got rows of shape {}", mine.to_string(), got.to_string()));
+    for (const int64_t row : value.slices().indices.to(DType::int64).to_vector<int64_t>())
+      if (row < 0 || row >= mine[0])
+        fail(fmt::format("has shape {} and no row {}", mine.to_string(), row));
+  } else if (!(source.shape() == shape())) {
+    fail(fmt::format("has shape {} and got a value of shape {}", shape().to_string(),
+                     source.shape().to_string()));
+  }
+  if (update == Update::div && !is_floating(dtype()))
+    for (const double x : source.to(DType::float64).to_vector<double>())
+      if (x == 0) fail("cannot be divided by 0");
+
+  if (replica_of(strategy(), what)) return write_in_replica(what, update, value);
+
+  if (synchronization() == VariableSynchronization::ON_READ &&
+      aggregation() == VariableAggregation::SUM) {
+    if (update != Update::assign)
+      fail(
+          "is a sum that is synchronised on read: outside of a replica function only assign is "
+          "defined, not "
+          "assign_add or assign_sub");
+    // Shared out, so that reading gives it back.
+    Tensor share = value.tensor().to(DType::float64);
+    for (double& x : share.span<double>()) x /= double(impl_->extended.num_replicas_in_sync());
+    share = share.to(dtype());
+    for (size_t i = 0; i < size(); ++i) apply(update, share, i);
+    return;
+  }
+  for (size_t i = 0; i < size(); ++i) apply(update, value, i);
+}
+
+void Variable::write(const char* what, Update update, const Mirrored<Tensor>& value) const {
+  if (replica_of(strategy(), what)) return write(what, update, Value(value.get()));
+  if (value.size() != size())
+    throw InvalidArgumentError(fmt::format("{}: the variable \"{}\" has {} components and got {}",
+                                           what, name(), size(), value.size()));
+  if (synchronization() == VariableSynchronization::ON_READ)
+    return write(what, update, Value(value[0]));
+  for (size_t i = 0; i < size(); ++i)
+    if (!(value[i].shape() == shape()) || value[i].dtype() != dtype())
+      return write(what, update, Value(value[i]));  // which says what is wrong with it
+  for (size_t i = 0; i < size(); ++i) apply(update, value[i], i);
+}
+
+void Variable::write_in_replica(const char* what, Update update, const Value& value) const {
+  ReplicaContext& context = get_replica_context();
+  const auto local = size_t(context.local_replica_id()) % size();
+  if (synchronization() == VariableSynchronization::ON_READ ||
+      aggregation() == VariableAggregation::NONE)
+    return apply(update, value, local);
+  const bool commutes = update != Update::min && update != Update::max && update != Update::assign;
+  if (value.is_sparse() && !commutes && aggregation() != VariableAggregation::ONLY_FIRST_REPLICA)
+    throw UnimplementedError(
+        fmt::format("{}: not defined for the variable \"{}\" with aggregation {}; it is for "
+                    "ONLY_FIRST_REPLICA and NONE",
+                    what, name(), tutti::name(aggregation())));
+
+  struct Slot {
+    const Variable& variable;
+    const char* what;
+    Update update;
+    const Value& value;
+  } slot{*this, what, update, value};
+  const detail::Meeting meeting{
+      what, typeid(Slot),
+      [](const void* a, const void* b) {
+        const auto &x = *static_cast<const Slot*>(a), &y = *static_cast<const Slot*>(b);
+        return x.variable == y.variable && x.update == y.update &&
+               x.value.is_sparse() == y.value.is_sparse();
+      },
+      [](const void* s) {
+        const auto& slot_ = *static_cast<const Slot*>(s);
+        return fmt::format("{} of \"{}\"", slot_.what, slot_.variable.name());
+      },
+      [](Strategy& current, std::span<void* const> slots) {
+        const auto slot_of = [&](size_t i) -> const Slot& {
+          return *static_cast<const Slot*>(slots[i]);
+        };
+        const Variable& variable = slot_of(0).variable;
+        const Destinations devices = variable;
+        Mirrored<Value> result;
+        if (variable.aggregation() == VariableAggregation::ONLY_FIRST_REPLICA) {
+          result = current.extended().broadcast_to(slot_of(0).value, devices);
+        } else {
+          std::vector<Value> parts;
+          for (size_t i = 0; i < slots.size(); ++i) parts.push_back(slot_of(i).value);
+          result = current.extended().reduce_to(reduce_op(variable.aggregation()),
+                                                PerReplica<Value>(std::move(parts)), devices);
+        }
+        for (size_t i = 0; i < variable.size(); ++i)
+          variable.apply(slot_of(0).update, result[i], i);
+      }};
+  context.meet(meeting, &slot, {});
+}
+
+void Variable::assign(const Tensor& value) const { write("assign", Update::assign, Value(value)); }
+void Variable::assign_add(const Tensor& value) const {
+  write("assign_add", Update::add, Value(value));
+}
+void Variable::assign_sub(const Tensor& value) const {
+  write("assign_sub", Update::sub, Value(value));
+}
+void Variable::assign(const Mirrored<Tensor>& value) const {
+  write("assign", Update::assign, value);
+}
+void Variable::assign_add(const Mirrored<Tensor>& value) const {
+  write("assign_add", Update::add, value);
+}
+void Variable::assign_sub(const Mirrored<Tensor>& value) const {
+  write("assign_sub", Update::sub, value);
+}
+void Variable::scatter_add(const IndexedSlices& s) const {
+  write("scatter_add", Update::add, Value(s));
+}
+void Variable::scatter_sub(const IndexedSlices& s) const {
+  write("scatter_sub", Update::sub, Value(s));
+}
+void Variable::scatter_mul(const IndexedSlices& s) const {
+  write("scatter_mul", Update::mul, Value(s));
+}
+void Variable::scatter_div(const IndexedSlices& s) const {
+  write("scatter_div", Update::div, Value(s));
+}
+void Variable::scatter_min(const IndexedSlices& s) const {
+  write("scatter_min", Update::min, Value(s));
+}
+void Variable::scatter_max(const IndexedSlices& s) const {
+  write("scatter_max", Update::max, Value(s));
+}
+void Variable::scatter_update(const IndexedSlices& s) const {
+  write("scatter_update", Update::assign, Value(s));
+}
+
+}  // namespace tutti

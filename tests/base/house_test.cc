@@ -1,0 +1,173 @@
+// Rules about the source tree itself, which no compiler checks.
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <vector>
+
+#include "support/expect.h"
+
+namespace tutti {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kRoot = TUTTI_SOURCE_DIR;
+
+// The lowest first. A layer may include from itself and from those before it.
+const std::vector<std::string> kLayers = {"base",   "observe", "device", "kernels",
+                                          "tensor", "cluster", "group",  "cross_device",
+                                          "input",  "strategy"};
+
+// Where each public header is implemented.
+const std::map<std::string, std::string> kPublicHeaders = {{"error.h", "base"},
+                                                           {"dtype.h", "base"},
+                                                           {"shape.h", "base"},
+                                                           {"reduce_op.h", "base"},
+                                                           {"version.h", "base"},
+                                                           {"device.h", "device"},
+                                                           {"tensor.h", "tensor"},
+                                                           {"values.h", "tensor"},
+                                                           {"destinations.h", "tensor"},
+                                                           {"regroup.h", "tensor"},
+                                                           {"eigen.h", "tensor"},
+                                                           {"safetensors.h", "tensor"},
+                                                           {"cross_device_ops.h", "cross_device"},
+                                                           {"compat.h", "strategy"},
+                                                           {"dataset.h", "input"},
+                                                           {"input.h", "input"},
+                                                           {"checkpoint.h", "strategy"},
+                                                           {"mirrored_strategy.h", "strategy"},
+                                                           {"replica_context.h", "strategy"},
+                                                           {"strategy.h", "strategy"},
+                                                           {"strategy_extended.h", "strategy"},
+                                                           {"variable.h", "strategy"}};
+
+int height(const std::string& layer) {
+  const auto found = std::find(kLayers.begin(), kLayers.end(), layer);
+  return found == kLayers.end() ? -1 : int(found - kLayers.begin());
+}
+
+std::string text_of(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+std::vector<fs::path> sources_under(const fs::path& folder) {
+  static const std::set<std::string> extensions{".h", ".cc", ".cu", ".cuh", ".py"};
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file() && extensions.contains(entry.path().extension()))
+      found.push_back(entry.path());
+  return found;
+}
+
+// What a file includes, with its quotes or brackets.
+std::vector<std::string> includes_of(const fs::path& path) {
+  static const std::regex pattern(R"([ \t]*#[ \t]*include[ \t]*([<"][^>"]+[>"]).*)");
+  std::vector<std::string> found;
+  std::ifstream file(path);
+  std::smatch match;
+  for (std::string line; std::getline(file, line);)
+    if (std::regex_match(line, match, pattern)) found.push_back(match[1]);
+  return found;
+}
+
+// The name of a public header that is included as <tutti/name.h>, or empty.
+std::string public_name(const std::string& include) {
+  return include.starts_with("<tutti/") ? include.substr(7, include.size() - 8) : "";
+}
+
+TEST(House, EveryFolderOfTheSourceIsALayer) {
+  for (const auto& entry : fs::directory_iterator(kRoot / "src"))
+    if (entry.is_directory()) {
+      EXPECT_GE(height(entry.path().filename()), 0) << entry.path() << " is not in the list";
+    }
+}
+
+TEST(House, IncludesPointDownOnly) {
+  int checked = 0;
+  for (const fs::path& path : sources_under(kRoot / "src")) {
+    const std::string layer = *fs::relative(path, kRoot / "src").begin();
+    for (const std::string& include : includes_of(path)) {
+      SCOPED_TRACE(path.string() + " includes " + include);
+      if (const std::string header = public_name(include); !header.empty()) {
+        ASSERT_TRUE(kPublicHeaders.contains(header)) << "it has no layer in the table";
+        EXPECT_LE(height(kPublicHeaders.at(header)), height(layer));
+        ++checked;
+      } else if (include[0] == '"') {
+        const size_t slash = include.find('/');
+        ASSERT_NE(slash, std::string::npos) << "name the layer, too";
+        const std::string target = include.substr(1, slash - 1);
+        ASSERT_GE(height(target), 0) << target << " is not a layer";
+        EXPECT_LE(height(target), height(layer));
+        ++checked;
+      }
+    }
+  }
+  EXPECT_GT(checked, 50);
+}
+
+TEST(House, PublicHeadersIncludeDownwardAndNothingOfAThirdParty) {
+  static const std::regex standard("<[a-z_]+>");
+  int checked = 0;
+  for (const fs::path& path : sources_under(kRoot / "include")) {
+    const std::string self = path.filename();
+    if (self == "tutti.h" || self == "eigen.h")
+      continue;  // the second is the adapter to a third party
+    ASSERT_TRUE(kPublicHeaders.contains(self)) << self << " has no layer in the table";
+    for (const std::string& include : includes_of(path)) {
+      SCOPED_TRACE(self + " includes " + include);
+      ++checked;
+      if (const std::string header = public_name(include); !header.empty()) {
+        ASSERT_TRUE(kPublicHeaders.contains(header));
+        EXPECT_LE(height(kPublicHeaders.at(header)), height(kPublicHeaders.at(self)));
+      } else {
+        EXPECT_TRUE(std::regex_match(include, standard)) << "neither Tutti's nor the standard's";
+      }
+    }
+  }
+  EXPECT_GT(checked, 20);
+}
+
+TEST(House, TheUmbrellaHeaderIncludesEveryPublicHeaderButCompatAndEigen) {
+  std::set<std::string> included, expected;
+  for (const std::string& include : includes_of(kRoot / "include/tutti/tutti.h"))
+    included.insert(public_name(include));
+  for (const fs::path& path : sources_under(kRoot / "include"))
+    if (path.filename() != "tutti.h" && path.filename() != "compat.h" &&
+        path.filename() != "eigen.h")
+      expected.insert(path.filename());
+  EXPECT_EQ(included, expected);
+}
+
+TEST(House, PublicHeadersDefineNoMacros) {
+  static const std::regex define(R"(#[ \t]*define)");
+  for (const fs::path& path : sources_under(kRoot / "include"))
+    EXPECT_FALSE(std::regex_search(text_of(path), define)) << path;
+}
+
+TEST(House, EveryHeaderIsGuardedByPragmaOnce) {
+  for (const char* folder : {"include", "src", "tests"})
+    for (const fs::path& path : sources_under(kRoot / folder))
+      if (path.extension() == ".h") {
+        EXPECT_THAT(text_of(path), ::testing::HasSubstr("#pragma once")) << path;
+      }
+}
+
+TEST(House, NothingIsPutOffInAComment) {
+  for (const char* folder : {"include", "src", "tests", "bench", "examples"})
+    for (const fs::path& path : sources_under(kRoot / folder)) {
+      const std::string text = text_of(path);
+      for (const std::string word : {"TO"
+                                     "DO",
+                                     "FIX"
+                                     "ME"})
+        EXPECT_EQ(text.find(word), std::string::npos) << path << " has a " << word;
+    }
+}
+
+}  // namespace
+}  // namespace tutti

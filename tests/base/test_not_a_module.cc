@@ -1,0 +1,2 @@
+// A shared library like any other.
+extern "C" __attribute__((visibility("default"))) int not_tutti_module() { return 0; }

@@ -1,0 +1,179 @@
+// Unusual and wrong input, with every algorithm: the right answer or a clear error, and inputs stay
+// as they were.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <tutti/tutti.h>
+
+#include <cmath>
+
+#include "support/algorithms.h"
+#include "support/cpus.h"
+#include "support/expect.h"
+#include "support/reference.h"
+
+namespace tutti {
+namespace {
+
+using testing::cpu;
+using testing::same_bits;
+
+constexpr float kInf = INFINITY, kNan = NAN;
+
+struct BadInput : testing::LogicalCpus<4> {
+  template <class Body>
+  static void for_each_algorithm(const Body& body) {
+    for (const testing::Algorithm& a : testing::all_algorithms()) {
+      SCOPED_TRACE(a.name);
+      body(*a.make());
+    }
+  }
+
+  // The reduction of one element per replica, on one destination.
+  template <class T>
+  static Tensor reduced(CrossDeviceOps& ops, ReduceOp op, std::initializer_list<T> values) {
+    std::vector<Tensor> parts;
+    for (const T& v : values) parts.push_back(Tensor::scalar<T>(v, cpu(parts.size())));
+    return ops.reduce(op, PerReplica<Tensor>(parts), cpu(3))[0];
+  }
+};
+
+TEST_F(BadInput, InfinitiesAndNanFollowArithmetic) {
+  for_each_algorithm([](CrossDeviceOps& ops) {
+    const auto f = [&](ReduceOp op, std::initializer_list<float> values) {
+      return reduced<float>(ops, op, values).item<float>();
+    };
+    EXPECT_EQ(f(ReduceOp::SUM, {kInf, 1, 2}), kInf);
+    EXPECT_TRUE(std::isnan(f(ReduceOp::SUM, {kInf, 1, -kInf})));
+    EXPECT_TRUE(std::isnan(f(ReduceOp::MEAN, {1, kNan})));
+    EXPECT_TRUE(std::isnan(f(ReduceOp::MIN, {1, kNan, -kInf})));
+    EXPECT_TRUE(std::isnan(f(ReduceOp::MAX, {kInf, kNan})));
+    EXPECT_TRUE(std::isnan(f(ReduceOp::PROD, {0, kInf})));
+    EXPECT_EQ(f(ReduceOp::MIN, {kInf, -kInf}), -kInf);
+    EXPECT_TRUE(std::signbit(f(ReduceOp::MIN, {0.f, -0.f})));
+    EXPECT_FALSE(std::signbit(f(ReduceOp::MAX, {-0.f, 0.f})));
+    EXPECT_EQ(f(ReduceOp::SUM, {3e38f, 3e38f}), kInf);
+    EXPECT_EQ(
+        float(reduced<float16>(ops, ReduceOp::SUM, {float16(65504), float16(16)}).item<float16>()),
+        kInf);
+    EXPECT_EQ(
+        float(reduced<float16>(ops, ReduceOp::SUM, {float16(65504), float16(15)}).item<float16>()),
+        65504);
+  });
+}
+
+TEST_F(BadInput, IntegersWrapAndTheirMeanDoesNot) {
+  for_each_algorithm([](CrossDeviceOps& ops) {
+    constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+    EXPECT_EQ(reduced<int64_t>(ops, ReduceOp::SUM, {kMax, 1}).item<int64_t>(), -kMax - 1);
+    EXPECT_EQ(reduced<uint8_t>(ops, ReduceOp::SUM, {200, 100}).item<uint8_t>(), 44);
+    EXPECT_EQ(reduced<int8_t>(ops, ReduceOp::PROD, {16, 16}).item<int8_t>(), 0);
+    EXPECT_EQ(reduced<int64_t>(ops, ReduceOp::MEAN, {kMax, kMax}).item<double>(), double(kMax));
+    EXPECT_EQ(reduced<int64_t>(ops, ReduceOp::MEAN, {kMax, -kMax}).item<double>(), 0);
+    EXPECT_EQ(reduced<uint64_t>(ops, ReduceOp::MEAN, {~0ull, ~0ull}).item<double>(), 0x1p64);
+    EXPECT_EQ(reduced<int32_t>(ops, ReduceOp::MEAN, {INT32_MIN, -1}).item<double>(), -0x1p30 - .5);
+    EXPECT_EQ(reduced<int8_t>(ops, ReduceOp::MEAN, {127, 127, 126}).item<float>(), 380 / 3.f);
+    EXPECT_EQ(reduced<bool>(ops, ReduceOp::MIN, {true, false}).item<bool>(), false);
+    EXPECT_EQ(reduced<bool>(ops, ReduceOp::MAX, {true, false}).item<bool>(), true);
+    EXPECT_ERROR(InvalidArgumentError, "bool has no SUM",
+                 reduced<bool>(ops, ReduceOp::SUM, {true, false}));
+  });
+}
+
+TEST_F(BadInput, EmptyTensorsReduceToEmptyTensors) {
+  for_each_algorithm([](CrossDeviceOps& ops) {
+    for (const Shape& shape : {Shape{0}, Shape{3, 0, 2}})
+      for (const ReduceOp op : testing::kOps) {
+        const PerReplica<Tensor> v{Tensor::empty(shape, DType::int32, cpu(0)),
+                                   Tensor::empty(shape, DType::int32, cpu(1))};
+        const Mirrored<Tensor> result = ops.reduce(op, v, v);
+        ASSERT_EQ(result.devices(), v.devices());
+        EXPECT_EQ(result[1].shape(), shape);
+        EXPECT_EQ(result[1].dtype(), result_dtype(op, DType::int32));
+        EXPECT_EQ(ops.broadcast(v[0], v)[1].shape(), shape);
+      }
+  });
+}
+
+TEST_F(BadInput, ErrorsSayWhatIsWrong) {
+  const Tensor a = Tensor::of<float>({1, 2, 3}, cpu(0));
+  const auto with = [&](const Tensor& b) { return PerReplica<Tensor>{a, b}; };
+  const PerReplica<Tensor> good = with(Tensor::of<float>({4, 5, 6}, cpu(1)));
+  for_each_algorithm([&](CrossDeviceOps& ops) {
+    const auto sum = [&](const PerReplica<Tensor>& v, auto&&... more) {
+      ops.reduce(ReduceOp::SUM, v, more...);
+    };
+    EXPECT_ERROR(InvalidArgumentError, "shapes [3] and [2]",
+                 sum(with(Tensor::of<float>({1, 2}, cpu(1))), cpu(0)));
+    EXPECT_ERROR(InvalidArgumentError, "shapes [3] and []",
+                 sum(with(Tensor::scalar<float>(1, cpu(1))), cpu(0)));
+    EXPECT_ERROR(InvalidArgumentError, "shapes [3] and [0]",
+                 sum(with(Tensor::empty({0}, DType::float32, cpu(1))), cpu(0)));
+    EXPECT_ERROR(InvalidArgumentError, "float32 and bfloat16",
+                 sum(with(Tensor::zeros({3}, DType::bfloat16, cpu(1))), cpu(0)));
+    EXPECT_ERROR(InvalidArgumentError, "empty Tensor", sum(with(Tensor()), cpu(0)));
+    EXPECT_ERROR(InvalidArgumentError, "no replicas", sum(PerReplica<Tensor>{}, cpu(0)));
+    EXPECT_ERROR(InvalidArgumentError, "destination", sum(good, ""));
+    EXPECT_ERROR(InvalidArgumentError, "/warp:0", sum(good, "/warp:0"));
+    EXPECT_ERROR(InvalidArgumentError, "CPU:4", sum(good, "/cpu:4"));
+    EXPECT_ERROR(InvalidArgumentError, "twice",
+                 sum(good, std::vector<std::string>{"/cpu:0", "cpu:0"}));
+    EXPECT_ERROR(InvalidArgumentError, "bytes_per_pack",
+                 sum(good, cpu(0), CommunicationOptions{.bytes_per_pack = -1}));
+    EXPECT_ERROR(InvalidArgumentError, "timeout",
+                 sum(good, cpu(0), CommunicationOptions{.timeout = std::chrono::seconds(-1)}));
+    EXPECT_ERROR(InvalidArgumentError, "in pair 2 of 3",
+                 ops.batch_reduce(ReduceOp::SUM, {{good, cpu(0)},
+                                                  {good, good},
+                                                  {with(Tensor::of<float>({1}, cpu(1))), cpu(0)}}));
+  });
+}
+
+// Memory that the operating system lets nobody write to.
+class ReadOnlyPage {
+ public:
+  explicit ReadOnlyPage(uint64_t seed)
+      : data_(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    testing::fill_random(DType::uint8, data_, kBytes, seed, /*specials=*/false);
+    mprotect(data_, kBytes, PROT_READ);
+  }
+  ~ReadOnlyPage() { munmap(data_, kBytes); }
+  // All of it but the first element, so that it is not aligned for vectors.
+  Tensor as(DType dtype, const std::string& device) const {
+    const size_t size = size_of(dtype);
+    return Tensor::borrow(static_cast<std::byte*>(data_) + size, {int64_t(kBytes / size) - 1},
+                          dtype, device);
+  }
+  static constexpr size_t kBytes = 64 << 10;
+
+ private:
+  void* data_;
+};
+
+TEST_F(BadInput, InputsAreNeverWritten) {
+  const ReadOnlyPage first(1), second(2), third(3);
+  for_each_algorithm([&](CrossDeviceOps& ops) {
+    for (const DType dtype : testing::kDTypes) {
+      if (dtype == DType::boolean) continue;  // random bytes are no bools
+      const PerReplica<Tensor> v{first.as(dtype, cpu(0)), second.as(dtype, cpu(1)),
+                                 third.as(dtype, cpu(1))};
+      for (const ReduceOp op : testing::kOps) {
+        const Mirrored<Tensor> result = ops.reduce(op, v, v);
+        const void* const in[] = {v[0].const_data(), v[1].const_data(), v[2].const_data()};
+        const auto count = size_t(v[0].num_elements());
+        EXPECT_TRUE(same_bits(result[2].dtype(), result[2].const_data(),
+                              testing::reference(dtype, op, in, count, 3).data(), count))
+            << name(op);
+      }
+      ops.broadcast(v[0], v);
+      ops.gather(v, v, 0);
+    }
+    const PerReplica<Value> sparse{
+        IndexedSlices{first.as(DType::float32, cpu(0)).reshape({-1, 3}),
+                      Tensor::zeros({5461}, DType::int64, cpu(0)), Shape{1, 3}},
+        second.as(DType::float32, cpu(1)).reshape({-1, 3})};
+    EXPECT_ERROR(InvalidArgumentError, "shapes", ops.reduce(ReduceOp::SUM, sparse, cpu(0)));
+  });
+}
+
+}  // namespace
+}  // namespace tutti

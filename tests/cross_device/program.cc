@@ -1,0 +1,35 @@
+// A small program that reduces, for tests of what is decided once per process.
+#include <tutti/tutti.h>
+
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+using namespace tutti;
+
+int main(int, char** argv) {
+  const std::string what = argv[1];
+  set_logical_devices("CPU", 2);
+  const PerReplica<Tensor> floats{Tensor::of<float>({1, 2, 3}, "/cpu:0"),
+                                  Tensor::of<float>({3, 4, 5}, "/cpu:1")};
+  const PerReplica<Tensor> ints{Tensor::of<int64_t>({1}, "/cpu:0"),
+                                Tensor::of<int64_t>({2}, "/cpu:1")};
+  try {
+    if (what == "nccl") {
+      NcclAllReduce().reduce(ReduceOp::SUM, floats, floats);
+      return 0;
+    }
+    HierarchicalCopyAllReduce hierarchical(/*num_packs=*/8);
+    ReductionToOneDevice one;
+    hierarchical.reduce(ReduceOp::SUM, floats, floats);
+    hierarchical.batch_reduce(ReduceOp::MEAN, {{floats, floats}, {ints, "/cpu:1"}},
+                              CommunicationOptions{.bytes_per_pack = 0});
+    one.reduce(ReduceOp::MAX, ints, "/cpu:0");
+    one.broadcast(floats[0], ints);
+    one.gather(floats, "/cpu:0", 0);
+    if (what == "killed") std::raise(SIGKILL);
+  } catch (const UnavailableError& e) {
+    std::printf("Unavailable: %s\n", e.what());
+    return 3;
+  }
+}

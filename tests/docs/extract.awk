@@ -1,0 +1,25 @@
+# Writes every ```cpp block of the given Markdown files to out/<document>_<n>.cc, and the ```text block that follows a whole
+# program to out/<document>_<n>.txt. A block without main becomes the body of a function.
+FNR == 1 { n = 0; document = FILENAME; sub(".*/", "", document); gsub("[^A-Za-z0-9]", "_", document); program = 0 }
+/^```cpp/ { ++n; code = includes = ""; inside = "cpp"; next }
+/^```text/ { inside = program ? "text" : "other"; text = ""; next }
+/^```/ && inside == "" { inside = "other"; next }
+/^```/ {
+  base = out "/" document "_" n
+  if (inside == "cpp") {
+    program = code ~ /int main\(/
+    file = base ".cc"
+    if (program) printf "%s%s", includes, code > file
+    else printf "%s#include <tutti/compat.h>\n#include <tutti/tutti.h>\nusing namespace tutti;\n[[maybe_unused]] static void snippet() {\n%s}\n", includes, code > file
+    close(file)
+  } else {
+    if (inside == "text") { printf "%s", text > (base ".txt"); close(base ".txt") }
+    program = 0
+  }
+  inside = ""
+  next
+}
+inside == "cpp" && /^#include/ { includes = includes $0 "\n"; next }
+inside == "cpp" { code = code $0 "\n" }
+inside == "text" { text = text $0 "\n" }
+inside == "" && NF { program = program && /:$/ }
