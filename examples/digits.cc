@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <random>
@@ -199,58 +201,68 @@ std::pair<Data, Data> load() {
   return {part(0, split), part(split, n)};
 }
 
-double train(Strategy& strategy, const Options& options) {
-  const bool terminal = isatty(STDOUT_FILENO);
-  const auto [training, test] = load();
-  const int64_t examples = training.labels.num_elements();
-  const auto scope = strategy.scope();
-  const Model model(options.seed);
-  const DistributedDataset batches = strategy.experimental_distribute_dataset(
-      Dataset::from_tensor_slices({training.pixels, training.labels})
-          .shuffle(examples, uint64_t(options.seed))
+DistributedDataset batches(Strategy& strategy, const Data& data, const Options& options) {
+  return strategy.experimental_distribute_dataset(
+      Dataset::from_tensor_slices({data.pixels, data.labels})
+          .shuffle(data.labels.num_elements(), uint64_t(options.seed))
           .repeat(options.epochs)
           .batch(options.batch)
           .prefetch(4));
+}
 
-  const int64_t steps = (examples * options.epochs + options.batch - 1) / options.batch;
-  const int64_t per_epoch = (steps + options.epochs - 1) / options.epochs;
-  std::printf("%d replicas, %lld digits to train on, %lld to test with\n",
-              strategy.num_replicas_in_sync(), static_cast<long long>(examples),
-              static_cast<long long>(test.labels.num_elements()));
-  int64_t done = 0;
-  double loss = 0, seen = 0, busy = 0, reducing = 0, last = 0;
-  auto epoch_start = Clock::now();
-  for (const auto& element : batches) {
+Result train(Strategy& strategy, const Options& options) {
+  const bool terminal = isatty(STDOUT_FILENO) && !options.quiet;
+  const auto [training, test] = load();
+  const auto examples = int(training.labels.num_elements());
+  const auto scope = strategy.scope();
+  const Model model(options.seed);
+  const int steps = (examples * options.epochs + options.batch - 1) / options.batch;
+  const int steps_per_epoch = (steps + options.epochs - 1) / options.epochs;
+  if (!options.quiet)
+    std::printf("%d replicas, %d digits to train on, %d to test with\n",
+                strategy.num_replicas_in_sync(), examples, int(test.labels.num_elements()));
+
+  Result result{};
+  int done = 0;
+  double loss = 0, seen = 0, total = 0, busy = 0, reducing = 0, seconds = 0;
+  auto start = Clock::now();
+  for (const DistributedElement& element : batches(strategy, training, options)) {
     const PerReplica<StepResult> results =
         strategy.run([&](ReplicaContext& ctx, const Tensor& x,
                          const Tensor& y) { return step(model, ctx, x, y); },
                      element[0], element[1]);
-    loss += results[0].loss.span<const float>()[0];
-    seen += results[0].loss.span<const float>()[1];
+    const std::span<const float> sums = results[0].loss.span<const float>();
+    loss += sums[0];
+    seen += sums[1];
     busy += results[0].seconds;
     reducing += results[0].all_reduce_seconds;
-    ++done;
-    const int64_t epoch = (done + per_epoch - 1) / per_epoch;
+    const int epoch = done++ / steps_per_epoch + 1;
     if (terminal && done % 8 == 0) {
-      const int filled = int(40 * ((done - 1) % per_epoch + 1) / per_epoch);
-      std::printf("\repoch %2lld [%-40s]", static_cast<long long>(epoch),
-                  std::string(size_t(filled), '#').c_str());
+      const int filled = 40 * ((done - 1) % steps_per_epoch + 1) / steps_per_epoch;
+      std::printf("\repoch %2d [%-40s]", epoch, std::string(size_t(filled), '#').c_str());
       std::fflush(stdout);
     }
-    if (done % per_epoch != 0 && done != steps) continue;
-    last = accuracy(strategy, model, test);
-    std::printf(
-        "%sepoch %2lld  loss %.4f  test accuracy %5.2f %%  %6.0f examples/s  all_reduce %2.0f %% "
-        "of the step\n",
-        terminal ? "\r\033[K" : "", static_cast<long long>(epoch), loss / seen, 100 * last,
-        seen / seconds_since(epoch_start), 100 * reducing / busy);
-    std::fflush(stdout);
+    if (done % steps_per_epoch != 0 && done != steps) continue;
+
+    const double took = seconds_since(start);
+    seconds += took;
+    total += seen;
+    result = {accuracy(strategy, model, test), total / seconds};
+    if (!options.quiet) {
+      std::printf(
+          "%sepoch %2d  loss %.4f  test accuracy %5.2f %%  %6.0f examples/s  all_reduce %2.0f %% "
+          "of the step\n",
+          terminal ? "\r\033[K" : "", epoch, loss / seen, 100 * result.accuracy, seen / took,
+          100 * reducing / busy);
+      std::fflush(stdout);
+    }
     loss = seen = busy = reducing = 0;
-    epoch_start = Clock::now();
+    start = Clock::now();
   }
-  std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
+  if (!options.quiet)
+    std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
   if (!options.save.empty()) save_variables(options.save, model.weights);
-  return last;
+  return result;
 }
 
 }  // namespace digits

@@ -16,6 +16,7 @@ struct Options {
   int batch = 32;  // over all replicas
   int seed = 1;
   std::string save;  // a safetensors file for the weights
+  bool quiet = false;
 };
 
 // From the command line; prints the usage and exits where that cannot be understood.
@@ -29,7 +30,16 @@ struct Data {
 // The first 80 % of the digits to train on, and the rest to test with.
 std::pair<Data, Data> load();
 
-// Trains, prints how it goes, and returns the share of the test digits that were recognised.
-double train(tutti::Strategy& strategy, const Options& options);
+// Every epoch in another order, batched, read ahead, and dealt out to the replicas.
+tutti::DistributedDataset batches(tutti::Strategy& strategy, const Data& data,
+                                  const Options& options);
+
+struct Result {
+  double accuracy;             // the share of the test digits that were recognised
+  double examples_per_second;  // while training
+};
+
+// Trains, and prints how it goes.
+Result train(tutti::Strategy& strategy, const Options& options);
 
 }  // namespace digits

@@ -3,6 +3,9 @@
 //
 //   Dataset::from_tensor_slices({images, labels}).shuffle(1000, /*seed=*/1).batch(32).prefetch(2)
 //
+// Elements may share memory with their source (from_tensors, from_tensor_slices, cache): clone a
+// tensor before writing into it.
+//
 // A Dataset is a recipe: a value that is cheap to copy and never changes. Iterating runs it from
 // the start, any number of times and from any thread; with the same seeds it gives the same
 // elements every time, whatever the number of threads.

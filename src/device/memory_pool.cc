@@ -42,10 +42,10 @@ struct alignas(64) MemoryPool::Slab {
   size_t block_size = 0;
   size_t used = 0;
   size_t fresh = sizeof(Slab);  // offset of the first block that was never used
-  std::vector<void*> free;
+  void* free = nullptr;  // the first free block; each starts with the address of the next
 
   static Slab* of(void* block) { return reinterpret_cast<Slab*>(uintptr_t(block) / kSlab * kSlab); }
-  bool full() const { return free.empty() && fresh + block_size > kSlab; }
+  bool full() const { return !free && fresh + block_size > kSlab; }
 };
 
 MemoryPool& MemoryPool::host() {
@@ -87,13 +87,14 @@ void* MemoryPool::allocate_small(size_t size) {
     empty_slabs_.pop_back();
     open.back()->block_size = size;
     open.back()->fresh = sizeof(Slab);
-    open.back()->free.clear();
+    open.back()->free = nullptr;
   }
   Slab& slab = *open.back();
   void* data;
-  if (!slab.free.empty()) {
-    data = slab.free.back();
-    slab.free.pop_back();
+  if (slab.free) {
+    data = slab.free;
+    ASAN_UNPOISON_MEMORY_REGION(data, sizeof slab.free);
+    std::memcpy(&slab.free, data, sizeof slab.free);
   } else {
     data = reinterpret_cast<std::byte*>(&slab) + slab.fresh;
     slab.fresh += size;
@@ -108,7 +109,9 @@ size_t MemoryPool::deallocate_small(void* data) noexcept {
   Slab& slab = *Slab::of(data);
   std::vector<Slab*>& open = open_slabs_[slab.block_size];
   if (slab.full()) open.push_back(&slab);
-  slab.free.push_back(data);
+  ASAN_UNPOISON_MEMORY_REGION(data, sizeof slab.free);  // the block may be smaller than a pointer
+  std::memcpy(data, &slab.free, sizeof slab.free);
+  slab.free = data;
   if (--slab.used == 0) {
     open.erase(std::ranges::find(open, &slab));
     empty_slabs_.push_back(&slab);
@@ -156,7 +159,6 @@ void MemoryPool::shrink_to(size_t target) noexcept {
     free_large_.erase(largest);
   }
   while (stats_.held > target && !empty_slabs_.empty()) {
-    empty_slabs_.back()->~Slab();
     unmap(empty_slabs_.back(), kSlab);
     empty_slabs_.pop_back();
   }

@@ -1,6 +1,8 @@
 // Saving where a run stands, and going on from there.
 #include <tutti/device.h>
 
+#include <functional>
+#include <future>
 #include <random>
 
 #include "input/pipelines.h"
@@ -155,7 +157,8 @@ TEST(State, HoldsAllTypesAndShapes) {
   for (int i = 0; i <= int(DType::float64); ++i) all.push_back(Tensor::full({2, 1}, 1, DType(i)));
   all.push_back(Tensor::zeros({3, 0, 2}, DType::float32));
   all.push_back(Tensor());
-  const Dataset dataset = Dataset::range(3).map([=](const Components&) { return all; }).prefetch(3);
+  const Dataset dataset =
+      Dataset::range(3).map([=](const Components&) { return all; }).shuffle(3, 1);
   DatasetIterator it = dataset.make_iterator();
   it.next();
   DatasetIterator restored = dataset.make_iterator(it.save());
@@ -183,28 +186,36 @@ TEST(State, KeepsTensorsOnTheirDevices) {
   EXPECT_ERROR(DataLossError, "cannot go back to its device", dataset.make_iterator(state));
 }
 
+// Saves once `error` has been thrown ahead of whoever asks, and hands on the run restored from
+// there.
+void with_error_read_ahead(auto error, const std::function<void(DatasetIterator&)>& expect) {
+  std::promise<void> thrown;
+  const Dataset dataset = Dataset::range(9)
+                              .map([&](const Components& element) {
+                                if (value(element) == 2) {
+                                  thrown.set_value();
+                                  throw error;
+                                }
+                                return element;
+                              })
+                              .prefetch(4);
+  DatasetIterator it = dataset.make_iterator();
+  it.next();
+  thrown.get_future().wait();
+  DatasetIterator restored = dataset.make_iterator(it.save());
+  EXPECT_EQ(value(*restored.next()), 1);
+  expect(restored);
+  EXPECT_FALSE(restored.next());
+}
+
 TEST(State, HoldsErrorsThatWereReadAhead) {
-  const auto dataset = [](auto error) {
-    return Dataset::range(9)
-        .map([=](const Components& element) {
-          if (value(element) == 2) throw error;
-          return element;
-        })
-        .prefetch(4);
-  };
-  const auto check = [](const Dataset& broken, auto expect) {
-    DatasetIterator it = broken.make_iterator();
-    it.next();
-    DatasetIterator restored = broken.make_iterator(it.save());
-    EXPECT_EQ(value(*restored.next()), 1);
-    expect(restored);
-    EXPECT_FALSE(restored.next());
-  };
-  check(dataset(UnavailableError("gone")),
-        [](DatasetIterator& it) { EXPECT_ERROR(UnavailableError, "gone", it.next()); });
-  check(dataset(std::logic_error("odd")),
-        [](DatasetIterator& it) { EXPECT_ERROR(std::runtime_error, "odd", it.next()); });
-  check(dataset(7), [](DatasetIterator& it) {
+  with_error_read_ahead(UnavailableError("gone"), [](DatasetIterator& it) {
+    EXPECT_ERROR(UnavailableError, "gone", it.next());
+  });
+  with_error_read_ahead(std::logic_error("odd"), [](DatasetIterator& it) {
+    EXPECT_ERROR(std::runtime_error, "odd", it.next());
+  });
+  with_error_read_ahead(7, [](DatasetIterator& it) {
     EXPECT_ERROR(std::runtime_error, "no std::exception", it.next());
   });
 }
