@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <random>
 #include <sstream>
 
@@ -33,16 +34,18 @@ Tensor random_weights(int64_t rows, int64_t columns, std::mt19937& random) {
   return weights;
 }
 
-// Two layers, 64 -> 64 -> 10, and what momentum remembers of the gradients.
+constexpr int kPixels = 64, kHidden = 256, kDigits = 10;
+
+// Two layers, and what momentum remembers of the gradients.
 struct Model {
   std::vector<Variable> weights, momenta;
 
   explicit Model(int seed) {
     std::mt19937 random{unsigned(seed)};
-    add("hidden/weights", random_weights(64, 64, random));
-    add("hidden/bias", Tensor::zeros({64}, DType::float32));
-    add("output/weights", random_weights(64, 10, random));
-    add("output/bias", Tensor::zeros({10}, DType::float32));
+    add("hidden/weights", random_weights(kPixels, kHidden, random));
+    add("hidden/bias", Tensor::zeros({kHidden}, DType::float32));
+    add("output/weights", random_weights(kHidden, kDigits, random));
+    add("output/bias", Tensor::zeros({kDigits}, DType::float32));
   }
 
   void add(const std::string& name, const Tensor& value) {
@@ -79,8 +82,8 @@ struct StepResult {
   double seconds, all_reduce_seconds;
 };
 
-StepResult step(const Model& model, ReplicaContext& ctx, const Tensor& pixels,
-                const Tensor& labels) {
+StepResult step(const Model& model, ReplicaContext& ctx, const Tensor& pixels, const Tensor& labels,
+                float learning_rate) {
   const auto start = Clock::now();
   const auto x = as_matrix<const float>(pixels);
   const std::span<const int32_t> y = labels.span<const int32_t>();
@@ -97,9 +100,11 @@ StepResult step(const Model& model, ReplicaContext& ctx, const Tensor& pixels,
   const Matrix dh = (f.hidden.array() > 0).select(dz * model.at(2, ctx).transpose(), 0);
   std::vector<Tensor> gradients;
   gradients.push_back(as_tensor<float>(Matrix(x.transpose() * dh), ctx.device()));
-  gradients.push_back(as_tensor<float>(Matrix(dh.colwise().sum()), ctx.device()).reshape({64}));
+  gradients.push_back(
+      as_tensor<float>(Matrix(dh.colwise().sum()), ctx.device()).reshape({kHidden}));
   gradients.push_back(as_tensor<float>(Matrix(f.hidden.transpose() * dz), ctx.device()));
-  gradients.push_back(as_tensor<float>(Matrix(dz.colwise().sum()), ctx.device()).reshape({10}));
+  gradients.push_back(
+      as_tensor<float>(Matrix(dz.colwise().sum()), ctx.device()).reshape({kDigits}));
   gradients.push_back(Tensor::of<float>({loss, float(y.size())}, ctx.device()));
 
   const auto reduce_start = Clock::now();
@@ -110,7 +115,7 @@ StepResult step(const Model& model, ReplicaContext& ctx, const Tensor& pixels,
   for (size_t i = 0; i < model.weights.size(); ++i) {
     auto momentum = as_matrix<float>(model.momenta[i].component(size_t(ctx.local_replica_id())));
     momentum = 0.9f * momentum + as_matrix<const float>(sums[i]) / examples;
-    model.at(i, ctx) -= 0.05f * momentum;
+    model.at(i, ctx) -= learning_rate * momentum;
   }
   return {sums.back(), seconds_since(start), all_reduce_seconds};
 }
@@ -140,6 +145,35 @@ double accuracy(Strategy& strategy, const Model& model, const Data& test) {
     correct += strategy.reduce(ReduceOp::SUM, counts).item<int64_t>();
   }
   return double(correct) / double(test.labels.num_elements());
+}
+
+// The digits as somebody else might have written them: a third of them moved by a pixel, all of
+// them a little noisy.
+Tensor varied(const Tensor& pixels, uint64_t number) {
+  uint64_t state = (number + 1) * 0x9e3779b97f4a7c15;
+  const auto random = [&] {
+    state ^= state << 13;
+    state ^= state >> 7;
+    return state ^= state << 17;
+  };
+  const Tensor result = Tensor::empty(pixels.shape(), DType::float32);
+  const std::span<const float> from = pixels.span<const float>();
+  const std::span<float> to = result.span<float>();
+  for (size_t at = 0; at < to.size(); at += kPixels) {
+    const uint64_t drawn = random() >> 20;
+    const int right = drawn % 3 ? 0 : int(drawn / 3 % 3) - 1,
+              down = drawn % 3 ? 0 : int(drawn / 9 % 3) - 1;
+    uint64_t noise = 0;
+    for (int i = 0; i < kPixels; ++i) {
+      if (i % 8 == 0) noise = random();
+      const int row = i / 8 - down, column = i % 8 - right;
+      const bool inside = row >= 0 && row < 8 && column >= 0 && column < 8;
+      const float pixel = inside ? from[at + size_t(row * 8 + column)] : -1.f;
+      to[at + size_t(i)] = pixel + (float(noise & 0xff) / 255 - 0.5f);
+      noise >>= 8;
+    }
+  }
+  return result;
 }
 
 // A number that stands for every bit of the weights.
@@ -189,7 +223,7 @@ std::pair<Data, Data> load() {
     for (std::string number; std::getline(numbers, number, ',');)
       row.push_back(std::atoi(number.c_str()));
     if (row.size() != 65) throw DataLossError(path + ": a row does not have 65 numbers");
-    for (size_t i = 0; i < 64; ++i) pixels.push_back(float(row[i]) / 16);
+    for (size_t i = 0; i < 64; ++i) pixels.push_back(float(row[i]) / 8 - 1);
     labels.push_back(row[64]);
   }
   const size_t n = labels.size(), split = n * 8 / 10;
@@ -202,11 +236,18 @@ std::pair<Data, Data> load() {
 }
 
 DistributedDataset batches(Strategy& strategy, const Data& data, const Options& options) {
+  const Dataset shuffled = Dataset::from_tensor_slices({data.pixels, data.labels})
+                               .shuffle(data.labels.num_elements(), uint64_t(options.seed))
+                               .repeat(options.epochs)
+                               .batch(options.batch);
+  // What is random about a batch comes from its number, so that it is the same in every run.
+  const Dataset numbers = Dataset::range(std::numeric_limits<int64_t>::max());
   return strategy.experimental_distribute_dataset(
-      Dataset::from_tensor_slices({data.pixels, data.labels})
-          .shuffle(data.labels.num_elements(), uint64_t(options.seed))
-          .repeat(options.epochs)
-          .batch(options.batch)
+      Dataset::zip({shuffled, numbers})
+          .map([](const std::vector<Tensor>& batch) {
+            return std::vector<Tensor>{varied(batch[0], uint64_t(batch[2].item<int64_t>())),
+                                       batch[1]};
+          })
           .prefetch(4));
 }
 
@@ -227,9 +268,11 @@ Result train(Strategy& strategy, const Options& options) {
   double loss = 0, seen = 0, total = 0, busy = 0, reducing = 0, seconds = 0;
   auto start = Clock::now();
   for (const DistributedElement& element : batches(strategy, training, options)) {
+    const float rate =
+        0.025f * (1 + std::cos(3.14159265f * float(done) / float(steps)));  // from 0.05 to 0
     const PerReplica<StepResult> results =
         strategy.run([&](ReplicaContext& ctx, const Tensor& x,
-                         const Tensor& y) { return step(model, ctx, x, y); },
+                         const Tensor& y) { return step(model, ctx, x, y, rate); },
                      element[0], element[1]);
     const std::span<const float> sums = results[0].loss.span<const float>();
     loss += sums[0];

@@ -12,7 +12,7 @@ namespace digits {
 
 struct Options {
   int devices = 4;
-  int epochs = 20;
+  int epochs = 40;
   int batch = 32;  // over all replicas
   int seed = 1;
   std::string save;  // a safetensors file for the weights
@@ -23,7 +23,7 @@ struct Options {
 Options parse_options(int argc, char** argv);
 
 struct Data {
-  tutti::Tensor pixels;  // float32 [n, 64], from 0 to 1
+  tutti::Tensor pixels;  // float32 [n, 64], from -1 to 1
   tutti::Tensor labels;  // int32 [n]
 };
 

@@ -8,10 +8,12 @@ namespace tutti {
 Shape::Shape(std::initializer_list<int64_t> extents) : Shape(std::vector<int64_t>(extents)) {}
 
 Shape::Shape(std::vector<int64_t> extents) : extents_(std::move(extents)) {
-  int64_t product = 1;  // of the extents that are not 0: strides are made of it also where there is no element
+  int64_t product =
+      1;  // of the extents that are not 0: strides are made of it also where there is no element
   bool empty = false;
   for (const int64_t extent : extents_) {
-    if (extent < 0) throw InvalidArgumentError(fmt::format("shape {}: an extent is negative", to_string()));
+    if (extent < 0)
+      throw InvalidArgumentError(fmt::format("shape {}: an extent is negative", to_string()));
     empty |= extent == 0;
     if (extent != 0 && __builtin_mul_overflow(product, extent, &product))
       throw InvalidArgumentError(fmt::format("shape {}: more than 2^63 elements", to_string()));

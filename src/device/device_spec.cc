@@ -66,9 +66,9 @@ DeviceSpec DeviceSpec::parse(std::string_view name) {
     const bool has_value = colon != std::string_view::npos;
     const std::string_view value = has_value ? piece.substr(colon + 1) : std::string_view();
     if (key == "job" && has_value) {
-      if (value == "*") continue;
-      if (!is_word(value)) malformed(name, fmt::format("\"{}\" is not a job name", value));
-      spec.job = std::string(value);
+      if (value != "*" && !is_word(value))
+        malformed(name, fmt::format("\"{}\" is not a job name", value));
+      spec.job = value == "*" ? std::nullopt : std::optional(std::string(value));
     } else if (key == "replica" && has_value) {
       spec.replica = parse_int(value, "replica", name);
     } else if (key == "task" && has_value) {
@@ -108,10 +108,11 @@ std::string DeviceSpec::to_string() const {
 std::string canonicalize(std::string_view device, std::string_view fallback) {
   static const DeviceSpec local{
       .job = "localhost", .replica = 0, .task = 0, .type = "CPU", .index = 0};
-  const DeviceSpec spec = DeviceSpec::parse(device);
-  if (spec.type && upper(*spec.type) != *spec.type)
+  const DeviceSpec spec =
+      local.merged_with(DeviceSpec::parse(fallback)).merged_with(DeviceSpec::parse(device));
+  if (upper(*spec.type) != *spec.type)
     malformed(device, fmt::format("the device type \"{}\" is not in capitals", *spec.type));
-  return local.merged_with(DeviceSpec::parse(fallback)).merged_with(spec).to_string();
+  return spec.to_string();
 }
 
 std::string host_of(std::string_view device) {

@@ -11,6 +11,11 @@
 #include <cstring>
 #include <new>
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // how GCC says it
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #else
@@ -42,7 +47,7 @@ struct alignas(64) MemoryPool::Slab {
   size_t block_size = 0;
   size_t used = 0;
   size_t fresh = sizeof(Slab);  // offset of the first block that was never used
-  void* free = nullptr;  // the first free block; each starts with the address of the next
+  void* free = nullptr;         // the first free block; each starts with the address of the next
 
   static Slab* of(void* block) { return reinterpret_cast<Slab*>(uintptr_t(block) / kSlab * kSlab); }
   bool full() const { return !free && fresh + block_size > kSlab; }

@@ -46,8 +46,8 @@ class RepeatNode : public StepNode<RepeatNode> {
           epoch_is_empty_ = false;
           return element;
         }
-        // Else it might search an empty input for ever.
-        if (count_ == kForever && epoch_is_empty_) return {};
+        // Else it might search an empty input for ever, or as good as.
+        if (epoch_is_empty_ && (count_ == kForever || epoch_ == 0)) return {};
         input_.reset();
         ++epoch_;
       }
@@ -69,6 +69,8 @@ class RepeatNode : public StepNode<RepeatNode> {
       const uint64_t last = count_ == kForever ? ~uint64_t{0} : uint64_t(count_);
       epoch_ = state.number_up_to(last, "the number of a repetition");
       if (!state.flag()) return;
+      if (epoch_ == last && count_ != kForever)
+        StateReader::fail(fmt::format("it stands in repetition {} of {}", epoch_, count_));
       start_epoch();
       epoch_is_empty_ = state.flag();
       input_->restore(state);

@@ -141,18 +141,22 @@ Tensor StateReader::tensor() {
   if (!flag()) return {};
   const DType dtype = DType(number_up_to(uint64_t(DType::float64), "the type of a tensor"));
   std::vector<int64_t> extents(count_up_to(left_.size(), sizeof(int64_t), "the rank of a tensor"));
-  int64_t elements = 1;
-  for (int64_t& extent : extents) {
+  for (int64_t& extent : extents)
     extent = int64_t(number_up_to(std::numeric_limits<int64_t>::max(), "an extent of a tensor"));
-    if (__builtin_mul_overflow(elements, extent, &elements)) fail("a tensor is too large");
+  Shape shape;
+  try {
+    shape = Shape(std::move(extents));
+  } catch (const InvalidArgumentError& e) {
+    fail(e.what());
   }
+  const int64_t elements = shape.num_elements();
   const std::string_view device_name = text();
   if (uint64_t(elements) > left_.size())
     fail(fmt::format("a tensor has {} elements, with {} bytes left", elements, left_.size()));
   const std::string_view bytes = take(size_t(elements) * size_of(dtype));
   if (dtype == DType::boolean && bytes.find_first_not_of(std::string_view("\0\1", 2)) != bytes.npos)
     fail("a bool is neither 0 nor 1");
-  const Tensor host = TensorAccess::empty(Shape(std::move(extents)), dtype, host_device());
+  const Tensor host = TensorAccess::empty(shape, dtype, host_device());
   if (!bytes.empty()) std::memcpy(host.data(), bytes.data(), bytes.size());
   if (device_name.empty()) return host;
   try {

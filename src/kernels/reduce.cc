@@ -6,8 +6,8 @@
 
 #include "base/topology.h"
 
-// This file is compiled once per vector instruction set; the best one is chosen at run time. Machines that have SSSE3 and no
-// SSE4 are no longer worth a copy.
+// This file is compiled once per vector instruction set; the best one is chosen at run time.
+// Machines that have SSSE3 and no SSE4 are no longer worth a copy.
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #endif
@@ -194,7 +194,8 @@ void tree_of(const typename Type::Stored* const* in, size_t n, size_t offset, si
     case 4: return tree_tile<Type, Op, 4>(in, offset, count, out);
     default: break;
   }
-  // Sums of floats are what training is made of; all else makes do with fewer registers and a shorter build.
+  // Sums of floats are what training is made of; all else makes do with fewer registers and a
+  // shorter build.
   if constexpr (hwy::IsFloat<Acc>() && std::is_same_v<Op, Add>) {
     switch (n) {
       case 5: return tree_tile<Type, Op, 5>(in, offset, count, out);

@@ -59,6 +59,15 @@ struct Output {
   }
 };
 
+bool is_utf8(const std::string& text) {
+  try {
+    (void)json(text).dump();
+    return true;
+  } catch (const json::type_error&) {
+    return false;
+  }
+}
+
 struct Entry {
   DType dtype;
   Shape shape;
@@ -146,6 +155,10 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
     file.metadata.erase(found);
   }
   for (const auto& [key, entry] : entries) {
+    const auto is_bool = [](std::byte b) { return b <= std::byte{1}; };
+    if (entry.dtype == DType::boolean &&
+        !std::ranges::all_of(data.subspan(entry.begin, entry.end - entry.begin), is_bool))
+      damaged(name, fmt::format("tensor \"{}\": a bool is neither 0 nor 1", key));
     const Tensor tensor = Tensor::empty(entry.shape, entry.dtype);
     if (entry.end > entry.begin)
       std::memcpy(detail::TensorAccess::data(tensor), data.data() + entry.begin,
@@ -178,6 +191,11 @@ void write_safetensors(const std::string& path, const TensorFile& file) {
   json header = json::object();
   std::vector<std::byte> data;
   for (const auto& [name, tensor] : file.tensors) {
+    if (name == "__metadata__" || !is_utf8(name))
+      throw InvalidArgumentError(
+          fmt::format("write_safetensors: a tensor cannot be called \"{}\"; names are UTF-8, and "
+                      "\"__metadata__\" is taken",
+                      name));
     const Tensor host =
         detail::TensorAccess::device(tensor).in_host_memory() ? tensor : tensor.clone_to("/cpu:0");
     const auto* const begin = static_cast<const std::byte*>(host.const_data());

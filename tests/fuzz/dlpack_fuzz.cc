@@ -82,11 +82,12 @@ DLTensor tensor_of(Numbers& numbers, uint8_t form, Backing& backing) {
   tensor.dtype.lanes = numbers.take<uint16_t>();
   if (form & listed_type) tensor.dtype = kTypes[tensor.dtype.code % kTypes.size()];
   tensor.byte_offset = numbers.take<uint16_t>() % (kBytes + 1);
-  for (int i = 0; i < tensor.ndim; ++i) backing.shape[size_t(i)] = extent(numbers);
+  const size_t axes = size_t(std::max(tensor.ndim, 0));
+  for (size_t i = 0; i < axes; ++i) backing.shape[i] = extent(numbers);
   uint64_t stride = 1;
-  for (int i = tensor.ndim; i-- > 0;) {
-    backing.strides[size_t(i)] = form & contiguous_strides ? int64_t(stride) : extent(numbers);
-    stride *= uint64_t(backing.shape[size_t(i)]);
+  for (size_t i = axes; i-- > 0;) {
+    backing.strides[i] = form & contiguous_strides ? int64_t(stride) : extent(numbers);
+    stride *= uint64_t(backing.shape[i]);
   }
   tensor.shape = form & no_shape ? nullptr : backing.shape.data();
   tensor.strides = form & no_strides ? nullptr : backing.strides.data();

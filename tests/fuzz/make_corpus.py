@@ -43,6 +43,7 @@ def device_names():
         "bad_type_empty": "/device:",
         "bad_no_value": "/job",
         "bad_fallback": "/cpu:0\n/nonsense",
+        "crash_fallback_in_small_letters": "\n/device:xyz:0",
         "bad_bytes": b"/job:\xff\x00a/cpu:\x80",
     }
     for name, text in seeds.items():
@@ -251,7 +252,6 @@ def dataset_state():
 
 if __name__ == "__main__":
     device_names()
-    put("device_names", "crash_fallback_in_small_letters", "\n/device:xyz:0")
     safetensors()
     dlpack()
     dataset_state()

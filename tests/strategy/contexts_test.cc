@@ -1,4 +1,5 @@
 // Which strategy a thread is in, and how.
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -8,12 +9,12 @@
 namespace tutti {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::CapturedLog;
 using testing::cpu;
 using testing::cpus;
+using ::testing::ElementsAre;
 using testing::Floats;
+using ::testing::HasSubstr;
 using testing::Longs;
 using testing::number;
 using testing::numbers;
@@ -136,8 +137,8 @@ TEST_F(ScopeTest, CannotBeClosedBeforeAScopeInsideIt) {
 TEST_F(ScopeTest, CannotBeClosedInAReplicaFunction) {
   Scope scope = strategy_.scope();
   strategy_.run([&](ReplicaContext& ctx) {
-    if (ctx.local_replica_id() == 0)
-      EXPECT_ERROR(FailedPreconditionError, "replica function", scope.close());
+    if (ctx.local_replica_id() != 0) return;
+    EXPECT_ERROR(FailedPreconditionError, "replica function", scope.close());
   });
   EXPECT_TRUE(has_strategy());
 }
@@ -186,8 +187,9 @@ TEST_F(Contexts, AreSetWithoutAScope) {
     EXPECT_ERROR(FailedPreconditionError, "scope", experimental_set_strategy(nullptr));
   }
   EXPECT_EQ(&get_strategy(), &other_);
-  other_.run(
-      [&] { EXPECT_ERROR(FailedPreconditionError, "replica", experimental_set_strategy(nullptr)); });
+  other_.run([&] {
+    EXPECT_ERROR(FailedPreconditionError, "replica", experimental_set_strategy(nullptr));
+  });
   experimental_set_strategy(nullptr);
   EXPECT_FALSE(has_strategy());
 }
@@ -242,8 +244,7 @@ const std::vector<Method>& cross_replica_methods() {
   return methods;
 }
 
-class CrossReplicaMethods : public Contexts,
-                            public ::testing::WithParamInterface<size_t> {
+class CrossReplicaMethods : public Contexts, public ::testing::WithParamInterface<size_t> {
  protected:
   const Method& method() const { return cross_replica_methods()[GetParam()]; }
 };
@@ -260,9 +261,11 @@ TEST_P(CrossReplicaMethods, BelongToTheirOwnStrategy) {
     const Scope scope = other_.scope();
     EXPECT_ERROR(FailedPreconditionError, "mixed", method().call(strategy_));
   }
-  for (Strategy* const around : {static_cast<Strategy*>(&strategy_), static_cast<Strategy*>(&other_)})
-    around->run(
-        [&] { EXPECT_ERROR(FailedPreconditionError, "replica function", method().call(strategy_)); });
+  for (Strategy* const around :
+       {static_cast<Strategy*>(&strategy_), static_cast<Strategy*>(&other_)})
+    around->run([&] {
+      EXPECT_ERROR(FailedPreconditionError, "replica function", method().call(strategy_));
+    });
   strategy_.run([&](ReplicaContext& ctx) {
     if (std::string_view(method().name).find("run") != std::string_view::npos) return;
     ctx.merge_call([&](Strategy& s) { method().call(s); });
@@ -319,8 +322,6 @@ TEST_F(Contexts, OfAReplicaPointFromCrossDeviceOpsToAllReduce) {
   });
 }
 
-const Tensor kSquare = Tensor::of<float>({1, 2, 3, 4}).reshape({2, 2});
-
 struct OneReplicaCase {
   ReduceOp op;
   std::vector<int64_t> axes;
@@ -329,14 +330,15 @@ struct OneReplicaCase {
 
 // C094, C095
 TEST(DefaultStrategy, ReducesItsOneReplica) {
+  const Tensor square = Tensor::of<float>({1, 2, 3, 4}).reshape({2, 2});
   const std::vector<OneReplicaCase> cases{
-      {ReduceOp::MEAN, {}, {1, 2, 3, 4}},  {ReduceOp::MEAN, {0}, {2, 3}},
-      {ReduceOp::MEAN, {0, 1}, {2.5f}},    {ReduceOp::SUM, {}, {1, 2, 3, 4}},
-      {ReduceOp::SUM, {0}, {4, 6}},        {ReduceOp::SUM, {0, 1}, {10}},
+      {ReduceOp::MEAN, {}, {1, 2, 3, 4}}, {ReduceOp::MEAN, {0}, {2, 3}},
+      {ReduceOp::MEAN, {0, 1}, {2.5f}},   {ReduceOp::SUM, {}, {1, 2, 3, 4}},
+      {ReduceOp::SUM, {0}, {4, 6}},       {ReduceOp::SUM, {0, 1}, {10}},
   };
   for (const OneReplicaCase& c : cases)
     for (const DistributedTensor& value :
-         {DistributedTensor(kSquare), DistributedTensor(PerReplica<Tensor>{kSquare})})
+         {DistributedTensor(square), DistributedTensor(PerReplica<Tensor>{square})})
       EXPECT_EQ(get_strategy().reduce(c.op, value, {.axes = c.axes}).to_vector<float>(), c.expected)
           << c.op << " over " << c.axes.size() << " axes";
 }
@@ -404,7 +406,9 @@ TEST(InputContext, DividesTheGlobalBatch) {
 }
 
 // The division by the number of replicas would end the process.
-TEST(InputContext, NeedsAReplica) { EXPECT_ERROR(InvalidArgumentError, "0", InputContext(1, 0, 0)); }
+TEST(InputContext, NeedsAReplica) {
+  EXPECT_ERROR(InvalidArgumentError, "0", InputContext(1, 0, 0));
+}
 
 }  // namespace
 }  // namespace tutti

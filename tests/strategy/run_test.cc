@@ -85,9 +85,8 @@ TEST_F(Run, TakesResultsOfOneRunAsArgumentsOfTheNext) {
     std::vector<Parts> parts;
     std::vector<float> end;
   };
-  for (const Case& c :
-       {Case{{1, 2}, {{{"a", 2}, {"b", 1}}, {{"a", 4}, {"b", 4}}}, {6, 14}},
-        Case{{4}, {{{"a", 8}, {"b", 16}}}, {42}}}) {
+  for (const Case& c : {Case{{1, 2}, {{{"a", 2}, {"b", 1}}, {{"a", 4}, {"b", 4}}}, {6, 14}},
+                        Case{{4}, {{{"a", 8}, {"b", 16}}}, {42}}}) {
     MirroredStrategy strategy(cpus(c.start.size()));
     const PerReplica<float> start(c.start);
     const PerReplica<Parts> parts = strategy.run(
@@ -96,10 +95,9 @@ TEST_F(Run, TakesResultsOfOneRunAsArgumentsOfTheNext) {
         },
         start);
     EXPECT_EQ(list(parts), c.parts);
-    const PerReplica<float> end =
-        strategy.run([](float a, float b) { return a + 2 * b + 2; },
-                     parts.map([](const Parts& p) { return p.at("a"); }),
-                     parts.map([](const Parts& p) { return p.at("b"); }));
+    const PerReplica<float> end = strategy.run([](float a, float b) { return a + 2 * b + 2; },
+                                               parts.map([](const Parts& p) { return p.at("a"); }),
+                                               parts.map([](const Parts& p) { return p.at("b"); }));
     EXPECT_EQ(list(end), c.end);
   }
 }
@@ -123,8 +121,7 @@ TEST_F(Run, SplitsDistributedArgumentsAndPassesOthersOn) {
 }
 
 TEST_F(Run, NeedsAComponentForEveryReplica) {
-  EXPECT_ERROR(OutOfRangeError, "component 1",
-               two_.run([](int) {}, PerReplica<int>{1}));
+  EXPECT_ERROR(OutOfRangeError, "component 1", two_.run([](int) {}, PerReplica<int>{1}));
 }
 
 struct NoDefault {
@@ -164,8 +161,8 @@ TEST_F(Run, GivesLocalResultsAsAList) {
 
 TEST_F(Run, DoesNotNest) {
   MirroredStrategy other({cpu(2)});
-  for (Strategy* const s : {static_cast<Strategy*>(&two_), static_cast<Strategy*>(&other),
-                            &get_strategy()})
+  for (Strategy* const s :
+       {static_cast<Strategy*>(&two_), static_cast<Strategy*>(&other), &get_strategy()})
     two_.run([&] { EXPECT_ERROR(FailedPreconditionError, "nest", s->run([] {})); });
   EXPECT_EQ(list(two_.run([] { return 1; })), (std::vector<int>{1, 1}));
 }
@@ -183,7 +180,9 @@ TEST_F(Run, FromTwoThreadsIsSerialised) {
   const auto work = [&](float own) {
     for (int i = 0; i < 50; ++i)
       two_.run([&](ReplicaContext& ctx) {
-        if (ctx.local_replica_id() == 0) EXPECT_EQ(++running, 1);
+        if (ctx.local_replica_id() == 0) {
+          EXPECT_EQ(++running, 1);
+        }
         EXPECT_EQ(ctx.all_reduce(ReduceOp::SUM, number(own)).item<float>(), 2 * own);
         if (ctx.local_replica_id() == 0) --running;
       });
