@@ -38,6 +38,10 @@ struct ComponentOf {
   using type = T;
   static const T& of(const T& value, size_t) { return value; }
 };
+template <>
+struct ComponentOf<void> {
+  using type = bool;  // a stand-in: there is nothing to hand out
+};
 template <class T>
 struct ComponentOf<PerReplica<T>> {
   using type = T;
@@ -97,9 +101,9 @@ class ReplicaContext {
     using Component = typename detail::ComponentOf<std::decay_t<Result>>::type;
     constexpr bool is_void = std::is_void_v<Result>;
     struct Slot {
-      std::decay_t<F>* fn;
+      std::remove_reference_t<F>* fn;
       std::tuple<const Args&...> args;
-      std::conditional_t<is_void, bool, std::optional<Component>> result;
+      std::optional<Component> result;
     } slot{&fn, {args...}, {}};
     const detail::Meeting meeting{
         "merge_call", typeid(Slot), [](const void*, const void*) { return true; },

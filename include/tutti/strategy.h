@@ -98,6 +98,7 @@ class Strategy {
   // OutOfRangeError at the end.
   template <class F>
   auto experimental_run(F&& fn, InputIterator& input) {
+    extended_->require_cross_replica("experimental_run");  // before an element is taken
     return run(detail::unpacking(std::forward<F>(fn)), detail::transpose(input.get_next()));
   }
   template <class F>
@@ -133,6 +134,7 @@ class Strategy {
   // fn(ValueContext) once per local replica, here and now.
   template <class F>
   auto experimental_distribute_values_from_function(F&& fn) {
+    extended_->require_cross_replica("experimental_distribute_values_from_function");
     std::vector<std::decay_t<std::invoke_result_t<F&, const ValueContext&>>> parts;
     for (const int id : extended_->replica_ids())
       parts.push_back(fn(ValueContext{id, num_replicas_in_sync()}));

@@ -115,7 +115,7 @@ class StrategyExtended {
   auto call_for_each_replica(F&& fn, const Args&... args) {
     return detail::collect(
         devices_.size(),
-        [&](size_t i) -> decltype(auto) {
+        [&]([[maybe_unused]] size_t i) -> decltype(auto) {
           if constexpr (std::is_invocable_v<F&, ReplicaContext&,
                                             const typename detail::ComponentOf<Args>::type&...>)
             return std::invoke(fn, get_replica_context(),
@@ -134,7 +134,7 @@ class StrategyExtended {
     check_variable(variable, "update");
     return detail::collect(
         variable.devices().size(),
-        [&](size_t i) -> decltype(auto) {
+        [&]([[maybe_unused]] size_t i) -> decltype(auto) {
           return std::invoke(fn, variable.component(i), detail::ComponentOf<Args>::of(args, i)...);
         },
         [&](const std::function<void(size_t)>& call) { visit_devices(variable.devices(), call); });
@@ -145,7 +145,7 @@ class StrategyExtended {
     require_cross_replica("update_non_slot");
     return detail::collect(
         devices.size(),
-        [&](size_t i) -> decltype(auto) {
+        [&]([[maybe_unused]] size_t i) -> decltype(auto) {
           return std::invoke(fn, detail::ComponentOf<Args>::of(args, i)...);
         },
         [&](const std::function<void(size_t)>& call) { visit_devices(devices, call); });

@@ -31,18 +31,18 @@ std::vector<Mirrored<Value>> weighted_mean(CrossDeviceOps& ops, ReduceOp op,
                                            const CommunicationOptions& options) {
   if (op != ReduceOp::MEAN)
     throw InvalidArgumentError(
-        fmt::format("weights go with MEAN, and the operation is {}", name(op)));
+        fmt::format("weighted mean: weights go with MEAN, and the operation is {}", name(op)));
   for (const double weight : weights)
     if (!(weight >= 0) || std::isinf(weight))
-      throw InvalidArgumentError(
-          fmt::format("a weight is {}, expected a finite number of 0 or more", weight));
+      throw InvalidArgumentError(fmt::format(
+          "weighted mean: a weight is {}, expected a finite number of 0 or more", weight));
   if (pairs.empty()) return {};
 
   std::vector<ValueDestinationPair> batch;
   for (const auto& [value, destinations] : pairs) {
     if (value.size() != weights.size())
-      throw InvalidArgumentError(
-          fmt::format("{} weights were given for {} replicas", weights.size(), value.size()));
+      throw InvalidArgumentError(fmt::format("weighted mean: {} weights were given for {} replicas",
+                                             weights.size(), value.size()));
     std::vector<Value> parts;
     for (size_t r = 0; r < value.size(); ++r) {
       result_dtype(op, value[r].dtype());  // bools have no mean, weighted or not
@@ -62,7 +62,8 @@ std::vector<Mirrored<Value>> weighted_mean(CrossDeviceOps& ops, ReduceOp op,
   const double sum = results.back()[0].tensor().item<double>();
   results.pop_back();
   if (sum == 0)
-    throw InvalidArgumentError("the weights of all replicas are 0, so there is no mean");
+    throw InvalidArgumentError(
+        "weighted mean: the weights of all replicas are 0, so there is no mean");
   for (size_t i = 0; i < results.size(); ++i) {
     const DType dtype = result_dtype(op, pairs[i].first[0].dtype());
     results[i] = results[i].map([&](const Value& value) {

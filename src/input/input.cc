@@ -42,7 +42,11 @@ using detail::TensorAccess;
 InputContext::InputContext(int num_input_pipelines, int input_pipeline_id, int num_replicas_in_sync)
     : num_input_pipelines_(num_input_pipelines),
       input_pipeline_id_(input_pipeline_id),
-      num_replicas_in_sync_(num_replicas_in_sync) {}
+      num_replicas_in_sync_(num_replicas_in_sync) {
+  if (num_input_pipelines < 1 || input_pipeline_id < 0 ||
+      input_pipeline_id >= num_input_pipelines || num_replicas_in_sync < 1)
+    throw InvalidArgumentError(fmt::format("InputContext: there is no {}", to_string()));
+}
 
 int64_t InputContext::get_per_replica_batch_size(int64_t global_batch_size) const {
   if (global_batch_size % num_replicas_in_sync_ != 0)

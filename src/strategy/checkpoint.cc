@@ -3,10 +3,23 @@
 #include <tutti/error.h>
 #include <tutti/safetensors.h>
 
+#include "strategy/context.h"
+
 namespace tutti {
+
+namespace {
+
+// Before any variable is touched: each of them must be readable and writable from here.
+void check_context(const char* what, const std::vector<Variable>& variables) {
+  for (const Variable& variable : variables)
+    strategy::require_cross_replica(variable.strategy(), what);
+}
+
+}  // namespace
 
 void save_variables(const std::string& path, const std::vector<Variable>& variables,
                     const std::map<std::string, std::string>& metadata) {
+  check_context("save_variables", variables);
   TensorFile file{.tensors = {}, .metadata = metadata};
   for (const Variable& variable : variables)
     if (!file.tensors.emplace(variable.name(), variable.read_value()).second)
@@ -18,6 +31,7 @@ void save_variables(const std::string& path, const std::vector<Variable>& variab
 
 std::map<std::string, std::string> load_variables(const std::string& path,
                                                   const std::vector<Variable>& variables) {
+  check_context("load_variables", variables);
   const TensorFile file = read_safetensors(path);
   for (const Variable& variable : variables) {
     const auto found = file.tensors.find(variable.name());

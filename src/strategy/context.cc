@@ -16,7 +16,9 @@ Context& context() {
 
 ContextSwitch::ContextSwitch(Strategy& strategy, ReplicaContext* replica, int local_replica_id,
                              std::string_view device)
-    : outer_(std::exchange(context(), Context{&strategy, replica, 0, {}})),
+    : outer_(std::exchange(
+          context(),
+          Context{.strategy = &strategy, .replica = replica, .merging = replica == nullptr})),
       replica_thread_(local_replica_id),
       device_(device) {}
 
@@ -104,6 +106,7 @@ Scope::~Scope() {
     close();
   } catch (const Error& e) {
     base::log(base::LogLevel::error, e.what());
+    if (context().scopes < state_->depth) return;  // an outer scope has cleared up already
     context().strategy = state_->outer;
     context().scopes = state_->depth - 1;
   }

@@ -12,6 +12,7 @@ namespace tutti::strategy {
 struct Context {
   Strategy* strategy = nullptr;
   ReplicaContext* replica = nullptr;      // null in cross-replica context
+  bool merging = false;                   // in a function given to merge_call, or the like
   int scopes = 0;                         // that are open
   std::vector<std::string> colocated_on;  // where variables go; empty: to the strategy's devices
 };

@@ -68,6 +68,8 @@ void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* s
                      });
   } catch (...) {
     victims_[i] = !acted;
+    // Outside of run, which does it otherwise, nobody else can be inside.
+    if (contexts_.size() == 1) rendezvous_.reset();
     throw;
   }
 }

@@ -98,7 +98,9 @@ Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
       throw InvalidArgumentError(fmt::format("reduce: replicas hold dtypes {} and {}",
                                              name(parts[0].dtype()), name(part.dtype())));
     try {
-      sums.push_back(detail::sum_along(part, options.axes));
+      sums.push_back(detail::sum_along(
+          part, options.axes,
+          op == ReduceOp::SUM ? detail::IntegerSum::wrapping_int64 : detail::IntegerSum::float64));
       counts.push_back(
           Tensor::scalar<int64_t>(detail::count_along(part, options.axes), part.device()));
     } catch (const InvalidArgumentError& e) {

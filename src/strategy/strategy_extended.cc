@@ -50,8 +50,10 @@ Mirrored<Tensor> StrategyExtended::gather_to(const PerReplica<Tensor>& value,
 }
 
 void StrategyExtended::run_replicas(const std::function<void(size_t)>& fn) {
-  if (strategy::context().replica)
-    throw FailedPreconditionError("run: called inside a replica function; runs do not nest");
+  if (strategy::context().replica || strategy::context().merging)
+    throw FailedPreconditionError(
+        "run: called inside a replica function, or inside a function given to merge_call; runs do "
+        "not nest");
   require_cross_replica("run");
   group_->run(fn);
 }
@@ -70,7 +72,8 @@ void StrategyExtended::check_variable(const Variable& variable, const char* what
   if (!variable_created_in_scope(variable))
     throw InvalidArgumentError(
         fmt::format("{}: the variable \"{}\" belongs to another strategy", what, variable.name()));
-  if (!strategy::context().replica) require_cross_replica(what);
+  const strategy::Context& context = strategy::context();
+  if (!context.replica || context.strategy != strategy_) require_cross_replica(what);
 }
 
 bool StrategyExtended::variable_created_in_scope(const Variable& variable) const {
@@ -78,6 +81,7 @@ bool StrategyExtended::variable_created_in_scope(const Variable& variable) const
 }
 
 ColocationScope StrategyExtended::colocate_vars_with(const Variable& variable) {
+  require_cross_replica("colocate_vars_with");
   check_variable(variable, "colocate_vars_with");
   return ColocationScope(variable.devices());
 }

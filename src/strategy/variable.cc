@@ -57,6 +57,20 @@ std::string canonical_name(const std::string& name) {
 
 }  // namespace
 
+namespace {
+
+// The replica function of `strategy` that this thread is in; null where it is in cross-replica or
+// no context.
+ReplicaContext* replica_of(const Strategy& strategy, const char* what) {
+  const strategy::Context& context = strategy::context();
+  if (context.strategy && context.strategy != &strategy)
+    throw FailedPreconditionError(fmt::format(
+        "{}: the variable belongs to another strategy than the one this thread is in", what));
+  return context.replica;
+}
+
+}  // namespace
+
 std::string_view name(VariableSynchronization synchronization) {
   constexpr std::array<std::string_view, 4> names{"AUTO", "NONE", "ON_WRITE", "ON_READ"};
   return names[size_t(synchronization)];
@@ -100,6 +114,8 @@ Variable Variable::create(const Tensor& initial_value, const VariableOptions& op
   const strategy::Context& context = strategy::context();
   if (!context.replica) return make(initial_value, options, get_strategy().extended());
 
+  if (!initial_value)
+    throw InvalidArgumentError("Variable::create: the initial value holds nothing");
   struct Slot {
     const Tensor& initial_value;
     const VariableOptions& options;
@@ -108,11 +124,19 @@ Variable Variable::create(const Tensor& initial_value, const VariableOptions& op
   const detail::Meeting meeting{
       "Variable::create", typeid(Slot),
       [](const void* a, const void* b) {
-        const auto &x = static_cast<const Slot*>(a)->options,
-                   &y = static_cast<const Slot*>(b)->options;
-        return x.synchronization == y.synchronization && x.aggregation == y.aggregation;
+        const auto &x = *static_cast<const Slot*>(a), &y = *static_cast<const Slot*>(b);
+        return x.options.synchronization == y.options.synchronization &&
+               x.options.aggregation == y.options.aggregation &&
+               x.initial_value.dtype() == y.initial_value.dtype() &&
+               x.initial_value.shape() == y.initial_value.shape();
       },
-      [](const void* s) { return static_cast<const Slot*>(s)->options.name; },
+      [](const void* s) {
+        const auto& asked = *static_cast<const Slot*>(s);
+        return fmt::format(
+            "\"{}\", {}{}, {}, {}", asked.options.name, tutti::name(asked.initial_value.dtype()),
+            asked.initial_value.shape().to_string(), tutti::name(asked.options.synchronization),
+            tutti::name(asked.options.aggregation));
+      },
       [](Strategy& strategy, std::span<void* const> slots) {
         const auto slot_of = [&](size_t i) { return static_cast<Slot*>(slots[i]); };
         const VariableOptions& first = slot_of(0)->options;
@@ -153,6 +177,7 @@ const Tensor& Variable::component(size_t i) const {
 Variable::operator Destinations() const { return PerReplica<Tensor>(impl_->components); }
 
 Variable Variable::clone() const {
+  replica_of(strategy(), "clone");
   const auto copy = std::make_shared<Impl>(Impl{.name = name(),
                                                 .synchronization = synchronization(),
                                                 .aggregation = aggregation(),
@@ -180,20 +205,6 @@ std::optional<Variable> StrategyExtended::value_container(const Tensor& componen
   return variable;
 }
 
-namespace {
-
-// The replica function of `strategy` that this thread is in; null where it is in cross-replica or
-// no context.
-ReplicaContext* replica_of(const Strategy& strategy, const char* what) {
-  const strategy::Context& context = strategy::context();
-  if (context.strategy && context.strategy != &strategy)
-    throw FailedPreconditionError(fmt::format(
-        "{}: the variable belongs to another strategy than the one this thread is in", what));
-  return context.replica;
-}
-
-}  // namespace
-
 Tensor Variable::read_value() const {
   if (const ReplicaContext* replica = replica_of(strategy(), "read_value"))
     return component(size_t(replica->local_replica_id()) % size()).clone();
@@ -216,17 +227,37 @@ namespace {
 
 template <class T>
 T combined(T a, T b, int update) {
-  using Wide = std::conditional_t<std::is_integral_v<T>,
-                                  std::conditional_t<std::is_same_v<T, bool>, bool, uint64_t>, T>;
-  switch (update) {
-    case 1: return T(Wide(a) + Wide(b));
-    case 2: return T(Wide(a) - Wide(b));
-    case 3: return T(Wide(a) * Wide(b));
-    case 4: return b == T(0) ? a : T(a / b);
-    case 5: return b < a ? b : a;
-    case 6: return a < b ? b : a;
-    default: return b;
+  if constexpr (std::is_same_v<T, bool>) {
+    return b;  // bools can only be assigned
+  } else {
+    using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;  // integers wrap
+    switch (update) {
+      case 1: return T(Wide(a) + Wide(b));
+      case 2: return T(Wide(a) - Wide(b));
+      case 3: return T(Wide(a) * Wide(b));
+      case 4:
+        if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
+          if (b == T(-1)) return T(Wide(0) - Wide(a));  // the one quotient that may not fit
+        return T(a / b);
+      case 5: return b < a || b != b ? b : a;  // NaN wins
+      case 6: return a < b || b != b ? b : a;
+      default: return b;
+    }
   }
+}
+
+// What each of n replicas gets of an integer, so that it is their sum.
+Tensor share_of_integer(const Tensor& value, size_t replica, int n) {
+  const Tensor share = value.clone();
+  kernels::with_type(value.dtype(), [&]<class T>(T*) {
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+      for (T& x : share.span<T>()) {
+        const auto rest = int64_t(__int128(x) % n);
+        const int more = int64_t(replica) < std::abs(rest) ? (rest < 0 ? -1 : 1) : 0;
+        x = T(__int128(x) / n + more);
+      }
+  });
+  return share;
 }
 
 }  // namespace
@@ -288,6 +319,13 @@ void Variable::write(const char* what, Update update, const Value& value) const 
     for (const double x : source.to(DType::float64).to_vector<double>())
       if (x == 0) fail("cannot be divided by 0");
 
+  if (dtype() == DType::boolean && update != Update::assign)
+    fail("is bool, which can only be assigned");
+  // A component of this very variable changes while it is read.
+  for (const Tensor& mine : impl_->components)
+    if (mine.const_data() == source.const_data() && !value.is_sparse() && update != Update::assign)
+      return write(what, update, Value(source.clone()));
+
   if (replica_of(strategy(), what)) return write_in_replica(what, update, value);
 
   if (synchronization() == VariableSynchronization::ON_READ &&
@@ -298,10 +336,19 @@ void Variable::write(const char* what, Update update, const Value& value) const 
           "defined, not "
           "assign_add or assign_sub");
     // Shared out, so that reading gives it back.
-    Tensor share = value.tensor().to(DType::float64);
-    for (double& x : share.span<double>()) x /= double(impl_->extended.num_replicas_in_sync());
-    share = share.to(dtype());
-    for (size_t i = 0; i < size(); ++i) apply(update, share, i);
+    const int replicas = impl_->extended.num_replicas_in_sync();
+    for (size_t i = 0; i < size(); ++i) {
+      if (is_integer(dtype())) {
+        apply(update,
+              share_of_integer(value.tensor(), size_t(impl_->extended.replica_ids()[0]) + i,
+                               replicas),
+              i);
+        continue;
+      }
+      const Tensor share = value.tensor().to(DType::float64);
+      for (double& x : share.span<double>()) x /= double(replicas);
+      apply(update, share.to(dtype()), i);
+    }
     return;
   }
   for (size_t i = 0; i < size(); ++i) apply(update, value, i);
@@ -317,7 +364,9 @@ void Variable::write(const char* what, Update update, const Mirrored<Tensor>& va
   for (size_t i = 0; i < size(); ++i)
     if (!(value[i].shape() == shape()) || value[i].dtype() != dtype())
       return write(what, update, Value(value[i]));  // which says what is wrong with it
-  for (size_t i = 0; i < size(); ++i) apply(update, value[i], i);
+  // Components of this very variable may be among the values, in another order.
+  const Mirrored<Tensor> copies = value.map([](const Tensor& t) { return t.clone(); });
+  for (size_t i = 0; i < size(); ++i) apply(update, copies[i], i);
 }
 
 void Variable::write_in_replica(const char* what, Update update, const Value& value) const {

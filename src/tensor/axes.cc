@@ -30,7 +30,7 @@ int64_t count_along(const Tensor& tensor, const std::vector<int64_t>& axes) {
   return count;
 }
 
-Tensor sum_along(const Tensor& tensor, const std::vector<int64_t>& axes) {
+Tensor sum_along(const Tensor& tensor, const std::vector<int64_t>& axes, IntegerSum integers) {
   if (tensor.dtype() == DType::boolean) throw InvalidArgumentError("bool has no SUM along an axis");
   const Shape& shape = tensor.shape();
   const std::vector<bool> summed = marked(shape, axes);
@@ -47,17 +47,19 @@ Tensor sum_along(const Tensor& tensor, const std::vector<int64_t>& axes) {
       next *= shape[i];
     }
 
-  const bool floating = is_floating(tensor.dtype());
-  const Tensor wide = tensor.to(floating ? DType::float64 : DType::int64);
-  const Tensor result = Tensor::zeros(Shape(kept), wide.dtype(), tensor.device());
-  const auto add = [&]<class T>(T) {
-    using Sum = std::conditional_t<std::is_same_v<T, int64_t>, uint64_t, T>;
-    const std::span<const T> in = wide.span<const T>();
-    const std::span<T> out = result.span<T>();
+  const bool whole = is_integer(tensor.dtype()) && integers == IntegerSum::wrapping_int64;
+  const Tensor result =
+      Tensor::empty(Shape(kept), whole ? DType::int64 : DType::float64, tensor.device());
+  kernels::with_type(tensor.dtype(), [&]<class T>(T*) {
+    using Sum = std::conditional_t<std::is_integral_v<T>, __int128, double>;
+    std::vector<Sum> sums(size_t(result.num_elements()), Sum(0));
     std::vector<int64_t> at(shape.rank(), 0);
     int64_t target = 0;
-    for (const T x : in) {
-      out[size_t(target)] = T(Sum(out[size_t(target)]) + Sum(x));
+    for (const T x : tensor.span<const T>()) {
+      if constexpr (std::is_class_v<T>)
+        sums[size_t(target)] += float(x);
+      else
+        sums[size_t(target)] += Sum(x);
       for (size_t i = shape.rank(); i-- > 0;) {  // to the next element, the last axis fastest
         target += stride[i];
         if (++at[i] < shape[i]) break;
@@ -65,8 +67,13 @@ Tensor sum_along(const Tensor& tensor, const std::vector<int64_t>& axes) {
         at[i] = 0;
       }
     }
-  };
-  floating ? add(double()) : add(int64_t());
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (whole)
+        result.span<int64_t>()[i] = int64_t(sums[i]);
+      else
+        result.span<double>()[i] = double(sums[i]);
+    }
+  });
   return result;
 }
 

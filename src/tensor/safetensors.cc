@@ -37,7 +37,23 @@ constexpr std::array<const char*, 13> kNames{"BOOL", "I8",  "I16", "I32",  "I64"
   throw UnavailableError(fmt::format("cannot {} {}: {}", what, path, std::strerror(errno)));
 }
 
-uint64_t checksum_of(std::span<const std::byte> data) { return base::checksum(data); }
+constexpr size_t kDigits = 16;
+
+// Where the digits of the checksum stand in a header; npos where there are none.
+size_t find_digits(std::string_view header) {
+  const std::string key = fmt::format("\"{}\":\"", kChecksum);
+  const size_t at = header.find(key);
+  return at == header.npos || header.size() - at < key.size() + kDigits ? header.npos
+                                                                        : at + key.size();
+}
+
+// Of the header, with zeros for the digits of the checksum itself, and the data.
+std::string checksum_of(std::string header, std::span<const std::byte> data) {
+  if (const size_t at = find_digits(header); at != header.npos)
+    header.replace(at, kDigits, kDigits, '0');
+  return fmt::format("{:016x}",
+                     base::checksum(data, base::checksum(std::as_bytes(std::span(header)))));
+}
 
 // A file descriptor that closes itself, and a temporary file that goes away unless it is kept.
 struct Output {
@@ -150,8 +166,8 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
   if (at != data.size())
     damaged(name, fmt::format("{} bytes follow its last tensor", data.size() - at));
   if (const auto found = file.metadata.find(kChecksum); found != file.metadata.end()) {
-    if (found->second != fmt::format("{:016x}", checksum_of(data)))
-      damaged(name, "its data does not match its checksum");
+    if (found->second != checksum_of(std::string(text, header_size), data))
+      damaged(name, "it does not match its checksum");
     file.metadata.erase(found);
   }
   for (const auto& [key, entry] : entries) {
@@ -206,10 +222,11 @@ void write_safetensors(const std::string& path, const TensorFile& file) {
   }
   json metadata = json::object();
   for (const auto& [key, value] : file.metadata) metadata[key] = value;
-  metadata[kChecksum] = fmt::format("{:016x}", checksum_of(data));
+  metadata[kChecksum] = std::string(kDigits, '0');
   header["__metadata__"] = std::move(metadata);
   std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
   text.append((8 - text.size() % 8) % 8, ' ');  // aligns the data
+  text.replace(find_digits(text), kDigits, checksum_of(text, data));
 
   Output output{.path = fmt::format("{}.tmp.{}", path, getpid())};
   output.fd = open(output.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

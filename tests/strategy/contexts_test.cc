@@ -273,8 +273,8 @@ TEST_P(CrossReplicaMethods, BelongToTheirOwnStrategy) {
 }
 INSTANTIATE_TEST_SUITE_P(All, CrossReplicaMethods,
                          ::testing::Range(size_t(0), cross_replica_methods().size()),
-                         [](const auto& info) {
-                           std::string name = cross_replica_methods()[info.param].name;
+                         [](const auto& test) {
+                           std::string name = cross_replica_methods()[test.param].name;
                            std::replace(name.begin(), name.end(), ' ', '_');
                            return name;
                          });

@@ -243,7 +243,7 @@ const Case kCases[] = {
 
 class Failure : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(When, Failure, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(Failure, NamesTheReplicaAndLeavesTheStrategyWorking) {
   for (const int n : {2, 3, 4, 7}) {
