@@ -47,7 +47,7 @@ class RepeatNode : public StepNode<RepeatNode> {
           return element;
         }
         // Else it might search an empty input for ever, or as good as.
-        if (epoch_is_empty_ && (count_ == kForever || epoch_ == 0)) return {};
+        if (epoch_is_empty_ && (count_ == kForever || node_.cardinality() == 0)) return {};
         input_.reset();
         ++epoch_;
       }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -203,41 +204,59 @@ TensorFile read_safetensors(const std::string& path) {
   return parse_safetensors(bytes, path);
 }
 
-void write_safetensors(const std::string& path, const TensorFile& file) {
+std::string serialize_safetensors(const TensorFile& file) {
+  const auto check = [](const std::string& text) {
+    if (text == "__metadata__" || !is_utf8(text))
+      throw InvalidArgumentError(fmt::format(
+          "safetensors: \"{}\" cannot be written; names are UTF-8, and \"__metadata__\" is taken",
+          text));
+  };
   json header = json::object();
-  std::vector<std::byte> data;
+  std::vector<Tensor> tensors;
+  size_t size = 0;
   for (const auto& [name, tensor] : file.tensors) {
-    if (name == "__metadata__" || !is_utf8(name))
-      throw InvalidArgumentError(
-          fmt::format("write_safetensors: a tensor cannot be called \"{}\"; names are UTF-8, and "
-                      "\"__metadata__\" is taken",
-                      name));
-    const Tensor host =
-        detail::TensorAccess::device(tensor).in_host_memory() ? tensor : tensor.clone_to("/cpu:0");
-    const auto* const begin = static_cast<const std::byte*>(host.const_data());
+    check(name);
+    tensors.push_back(
+        detail::TensorAccess::device(tensor).in_host_memory() ? tensor : tensor.clone_to("/cpu:0"));
     header[name] = {{"dtype", kNames[size_t(tensor.dtype())]},
                     {"shape", tensor.shape().extents()},
-                    {"data_offsets", {data.size(), data.size() + host.num_bytes()}}};
-    data.insert(data.end(), begin, begin + host.num_bytes());
+                    {"data_offsets", {size, size + tensor.num_bytes()}}};
+    size += tensor.num_bytes();
   }
   json metadata = json::object();
-  for (const auto& [key, value] : file.metadata) metadata[key] = value;
+  for (const auto& [key, value] : file.metadata) {
+    check(key);
+    check(value);
+    metadata[key] = value;
+  }
   metadata[kChecksum] = std::string(kDigits, '0');
   header["__metadata__"] = std::move(metadata);
-  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');  // aligns the data
-  text.replace(find_digits(text), kDigits, checksum_of(text, data));
 
-  Output output{.path = fmt::format("{}.tmp.{}", path, getpid())};
-  output.fd = open(output.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const uint64_t header_size = text.size();
+  std::string bytes;
+  bytes.reserve(sizeof header_size + text.size() + size);
+  bytes.append(reinterpret_cast<const char*>(&header_size), sizeof header_size);
+  bytes += text;
+  for (const Tensor& tensor : tensors)
+    bytes.append(static_cast<const char*>(tensor.const_data()), tensor.num_bytes());
+  const auto data = std::as_bytes(std::span(bytes)).subspan(sizeof header_size + text.size());
+  const std::string digits = checksum_of(text, data);
+  bytes.replace(sizeof header_size + find_digits(text), kDigits, digits);
+  return bytes;
+}
+
+void write_safetensors(const std::string& path, const TensorFile& file) {
+  const std::string bytes = serialize_safetensors(file);
+  static std::atomic<int> counter = 0;  // two threads may write one file
+  Output output{.path = fmt::format("{}.tmp.{}.{}", path, getpid(), ++counter)};
+  output.fd = open(output.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (output.fd < 0) {
     output.keep = true;  // nothing of ours is there to remove
     refused(output.path, "create");
   }
-  const uint64_t size = text.size();
-  output.write(&size, sizeof size);
-  output.write(text.data(), text.size());
-  output.write(data.data(), data.size());
+  output.write(bytes.data(), bytes.size());
   if (fsync(output.fd) != 0) refused(output.path, "write");
   if (rename(output.path.c_str(), path.c_str()) != 0) refused(path, "write");
   output.keep = true;

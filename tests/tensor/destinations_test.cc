@@ -20,7 +20,7 @@ std::vector<std::string> devices_of(const Destinations& destinations) {
 
 class DestinationsTest : public ::testing::Test {
  protected:
-  DestinationsTest() { set_logical_devices("CPU", 3); }
+  static void SetUpTestSuite() { set_logical_devices("CPU", 3); }
 
   const Tensor on0_ = Tensor::of({1}, "/cpu:0"), on1_ = Tensor::of({2}, "/cpu:1");
   const IndexedSlices slices_{Tensor::of({1}, "/cpu:1"), Tensor::of({0}, "/cpu:1")};
