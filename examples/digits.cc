@@ -163,14 +163,17 @@ Tensor varied(const Tensor& pixels, uint64_t number) {
     const uint64_t drawn = random() >> 20;
     const int right = drawn % 3 ? 0 : int(drawn / 3 % 3) - 1,
               down = drawn % 3 ? 0 : int(drawn / 9 % 3) - 1;
-    uint64_t noise = 0;
-    for (int i = 0; i < kPixels; ++i) {
-      if (i % 8 == 0) noise = random();
-      const int row = i / 8 - down, column = i % 8 - right;
-      const bool inside = row >= 0 && row < 8 && column >= 0 && column < 8;
-      const float pixel = inside ? from[at + size_t(row * 8 + column)] : -1.f;
-      to[at + size_t(i)] = pixel + (float(noise & 0xff) / 255 - 0.5f);
-      noise >>= 8;
+    for (int row = 0; row < 8; ++row) {
+      float* const out = &to[at + size_t(row * 8)];
+      const int from_row = row - down;
+      for (int column = 0; column < 8; ++column) {
+        const int from_column = column - right;
+        const bool inside = unsigned(from_row) < 8 && unsigned(from_column) < 8;
+        out[column] = inside ? from[at + size_t(from_row * 8 + from_column)] : -1.f;
+      }
+      uint64_t noise = random();
+      for (int column = 0; column < 8; ++column, noise >>= 8)
+        out[column] += float(noise & 0xff) * (1 / 255.f) - 0.5f;
     }
   }
   return result;

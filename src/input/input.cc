@@ -172,6 +172,11 @@ std::shared_ptr<const InputSource> from_function(const Layout& layout, const Inp
 }  // namespace input
 
 struct InputIterator::Run {
+  explicit Run(const input::Layout& layout) {
+    for (const std::string& name : layout.devices) devices.push_back(&device::find(name, "input"));
+  }
+
+  std::vector<Device*> devices;  // of the local replicas
   std::vector<DatasetIterator> iterators;
   std::vector<Tensor> last;  // an element as it was, for the shapes of empty ones
 };
@@ -189,7 +194,7 @@ InputIterator DistributedDataset::make_iterator() const {
 }
 
 void InputIterator::initialize() {
-  auto run = std::make_unique<Run>();
+  auto run = std::make_unique<Run>(source_->layout);
   for (const Dataset& dataset : source_->datasets)
     run->iterators.push_back(dataset.make_iterator());
   run_ = std::move(run);
@@ -212,9 +217,7 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
         "get_next: the iterator has not been started; call initialize first");
   const input::Layout& layout = source_->layout;
   const auto local = layout.devices.size();
-  std::vector<Device*> devices;
-  for (const std::string& name : layout.devices) devices.push_back(&device::find(name, "get_next"));
-
+  const std::vector<Device*>& devices = run_->devices;
   std::vector<std::vector<Tensor>> parts(local);  // by replica
   if (source_->split) {
     const std::optional<std::vector<Tensor>> batch = run_->iterators[0].next();
@@ -277,7 +280,7 @@ std::string InputIterator::save() {
 }
 
 void InputIterator::restore(const std::string& state) {
-  auto run = std::make_unique<Run>();
+  auto run = std::make_unique<Run>(source_->layout);
   std::string_view rest = state;
   const auto damaged = [] {
     return DataLossError("restore: the state is damaged, or of another input");

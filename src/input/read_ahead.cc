@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/spin.h"
 #include "input/dataset_node.h"
 
 namespace tutti {
@@ -87,13 +88,23 @@ class ReadAheadCursor : public Cursor {
     if (threads_.empty())
       for (int i = 0; i < ahead_.threads; ++i) threads_.emplace_back([this] { work(); });
     std::unique_lock lock(mutex_);
-    done_.wait(lock,
-               [&] { return slots_.empty() ? exhausted_ && working_ == 0 : slots_.front()->done; });
+    const auto ready = [&] {
+      return slots_.empty() ? exhausted_ && working_ == 0 : slots_.front()->done;
+    };
+    // The next element is often a few microseconds away, and falling asleep takes longer than that.
+    for (int round = 0; round < 20 && !ready(); ++round) {
+      lock.unlock();
+      for (int i = 0; i < 50; ++i) base::pause();
+      lock.lock();
+    }
+    done_.wait(lock, ready);
     if (slots_.empty()) return {};
     const std::unique_ptr<Slot> slot = std::move(slots_.front());
     slots_.pop_front();
+    // A lone thread is woken to fill half of the buffer, rather than for every element.
+    const bool wake = ahead_.threads > 1 || int64_t(slots_.size()) <= ahead_.limit / 2;
     lock.unlock();
-    room_.notify_one();
+    if (wake) room_.notify_one();
     if (slot->error) std::rethrow_exception(std::exchange(slot->error, nullptr));
     return std::move(slot->element);
   }

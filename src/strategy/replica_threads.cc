@@ -1,23 +1,18 @@
 #include "strategy/replica_threads.h"
 
+#include "base/spin.h"
 #include "base/topology.h"
 
 namespace tutti::strategy {
 
 namespace {
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 // Waits until `value` is no longer `old`. Spinning pays only where the others have cores of their
 // own to run on.
 void wait_while(const std::atomic<uint32_t>& value, uint32_t old, int spins) {
   for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
-    pause();
+    base::pause();
   }
   value.wait(old, std::memory_order_acquire);
 }
