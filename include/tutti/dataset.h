@@ -3,6 +3,7 @@
 //
 //   Dataset::from_tensor_slices({images, labels}).shuffle(1000, /*seed=*/1).batch(32).prefetch(2)
 //
+// What the functions of a pipeline make lands on CPU:0 unless they name a device.
 // Elements may share memory with their source (from_tensors, from_tensor_slices, cache): clone a
 // tensor before writing into it.
 //

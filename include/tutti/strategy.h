@@ -71,9 +71,10 @@ struct ValueContext {
   int num_replicas_in_sync = 1;
 };
 
-// Base of all strategies. Not copyable. Methods other than scope may be called from several
-// threads; runs are serialised. All of them belong to cross-replica context: inside a replica
-// function, and inside the scope of another strategy, they are a FailedPreconditionError.
+// Base of all strategies. Not copyable. Must outlive its scopes, variables and inputs. Methods
+// other than scope may be called from several threads; runs are serialised. All of them belong to
+// cross-replica context: inside a replica function, and inside the scope of another strategy, they
+// are a FailedPreconditionError.
 class Strategy {
  public:
   virtual ~Strategy();

@@ -37,7 +37,9 @@ struct VariableOptions {
 // replica 0's), and all components get the result; without an aggregation only the replica's own
 // component is written. ON_READ: replicas read and write their own component, without meeting; in
 // cross-replica context reading aggregates them, and an assignment shares the value out so that
-// reading gives it back.
+// reading gives it back (floats up to rounding).
+//
+// The strategy must outlive its variables.
 //
 // Thread safety: replicas may use a variable at the same time, each for itself.
 class Variable {

@@ -65,8 +65,11 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
   const bool warn = patience.warn_after.count() > 0 &&
                     (patience.timeout.count() == 0 || patience.warn_after < patience.timeout);
   if (warn && !wait(patience.warn_after)) {
-    log(LogLevel::warning, fmt::format("{}: {} has waited {} for {}", what, name(participant),
-                                       seconds_text(patience.warn_after), missing()));
+    const std::string text = fmt::format("{}: {} has waited {} for {}", what, name(participant),
+                                         seconds_text(patience.warn_after), missing());
+    lock.unlock();  // writing to the log may take as long as whoever reads it
+    log(LogLevel::warning, text);
+    lock.lock();
   }
   if (!wait(patience.timeout) && arrived_ < int(states_.size()))
     break_with(

@@ -1,8 +1,12 @@
 #include "base/thread_pool.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 
+#include "base/log.h"
 #include "base/settings.h"
 #include "base/topology.h"
 
@@ -44,7 +48,13 @@ void ThreadPool::resize(int threads) {
 void ThreadPool::start(int threads) {
   std::lock_guard lock(mutex_);
   stopping_ = false;
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error& e) {
+    // Fewer do as well; the caller of a loop takes what nobody else does.
+    log(LogLevel::warning, fmt::format("only {} of {} threads could be started: {}",
+                                       workers_.size() + 1, threads, e.what()));
+  }
 }
 
 void ThreadPool::stop() {

@@ -45,7 +45,14 @@ std::vector<Mirrored<Value>> weighted_mean(CrossDeviceOps& ops, ReduceOp op,
                                              weights.size(), value.size()));
     std::vector<Value> parts;
     for (size_t r = 0; r < value.size(); ++r) {
-      result_dtype(op, value[r].dtype());  // bools have no mean, weighted or not
+      const Value& part = value[r];
+      if (!(part.is_sparse() ? part.slices().values : part.tensor()))
+        throw InvalidArgumentError(fmt::format("weighted mean: replica {} holds nothing", r));
+      if (part.dtype() != value[0].dtype() || part.dtype() == DType::boolean)
+        throw InvalidArgumentError(fmt::format(
+            "weighted mean: replicas 0 and {} hold dtypes {} and {}; they must agree, and "
+            "bool has no mean",
+            r, name(value[0].dtype()), name(part.dtype())));
       parts.push_back(
           with_values(value[r], [&](const Tensor& t) { return scaled(t, weights[r]); }));
     }

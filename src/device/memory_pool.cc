@@ -181,7 +181,14 @@ void MemoryPool::release_cached() noexcept {
 void* MemoryPool::map(size_t bytes, size_t alignment) {
   const size_t mapped = bytes + alignment - kPage;
   ++stats_.system_calls;
-  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const auto ask = [&] {
+    return mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  };
+  void* raw = ask();
+  if (raw == MAP_FAILED) {  // what is in reserve may be what is missing
+    shrink_to(0);
+    raw = ask();
+  }
   if (raw == MAP_FAILED)
     throw ResourceExhaustedError(
         fmt::format("cannot allocate {} bytes of host memory: {}", bytes, std::strerror(errno)));

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/spin.h"
@@ -85,8 +86,7 @@ class ReadAheadCursor : public Cursor {
   };
 
   std::optional<Tensors> advance() override {
-    if (threads_.empty())
-      for (int i = 0; i < ahead_.threads; ++i) threads_.emplace_back([this] { work(); });
+    if (threads_.empty()) start();
     std::unique_lock lock(mutex_);
     const auto ready = [&] {
       return slots_.empty() ? exhausted_ && working_ == 0 : slots_.front()->done;
@@ -107,6 +107,16 @@ class ReadAheadCursor : public Cursor {
     if (wake) room_.notify_one();
     if (slot->error) std::rethrow_exception(std::exchange(slot->error, nullptr));
     return std::move(slot->element);
+  }
+
+  void start() {
+    try {
+      for (int i = 0; i < ahead_.threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& e) {
+      if (threads_.empty())
+        throw ResourceExhaustedError(
+            fmt::format("dataset: cannot start a thread to read ahead: {}", e.what()));
+    }
   }
 
   void work() {

@@ -105,10 +105,14 @@ Scope::~Scope() {
   try {
     close();
   } catch (const Error& e) {
-    base::log(base::LogLevel::error, e.what());
-    if (context().scopes < state_->depth) return;  // an outer scope has cleared up already
-    context().strategy = state_->outer;
-    context().scopes = state_->depth - 1;
+    if (context().scopes >= state_->depth) {  // else an outer scope has cleared up already
+      context().strategy = state_->outer;
+      context().scopes = state_->depth - 1;
+    }
+    try {
+      base::log(base::LogLevel::error, e.what());
+    } catch (...) {  // a setting that cannot be understood; the next call says so
+    }
   }
 }
 

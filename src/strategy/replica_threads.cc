@@ -1,5 +1,10 @@
 #include "strategy/replica_threads.h"
 
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+#include <system_error>
+
 #include "base/spin.h"
 #include "base/topology.h"
 
@@ -33,7 +38,12 @@ void ReplicaThreads::run(const std::function<void(int)>& fn) {
   running_.store(uint32_t(replicas_ - 1), std::memory_order_relaxed);
   while (int(threads_.size()) < replicas_ - 1) {
     const int replica = int(threads_.size()) + 1;
-    threads_.emplace_back([this, replica] { work(replica); });
+    try {
+      threads_.emplace_back([this, replica] { work(replica); });
+    } catch (const std::system_error& e) {
+      throw ResourceExhaustedError(
+          fmt::format("run: cannot start the thread of replica {}: {}", replica, e.what()));
+    }
   }
   run_.fetch_add(1, std::memory_order_release);
   run_.notify_all();

@@ -126,8 +126,14 @@ Tensor Strategy::gather(const DistributedTensor& value, int64_t axis) {
   extended_->require_cross_replica("gather");
   if (const auto* v = std::get_if<PerReplica<Tensor>>(&value.get()))
     return extended_->gather_to(*v, current_device(), axis)[0];
-  if (const auto* m = std::get_if<Mirrored<Tensor>>(&value.get())) return m->get().clone();
-  return std::get<Tensor>(value.get()).clone();
+  const auto* m = std::get_if<Mirrored<Tensor>>(&value.get());
+  const Tensor& one = m ? m->get() : std::get<Tensor>(value.get());
+  try {
+    (void)one.shape().axis(axis);
+  } catch (const InvalidArgumentError& e) {
+    throw InvalidArgumentError(fmt::format("gather: {}", e.what()));
+  }
+  return one.clone_to(current_device());
 }
 
 namespace {

@@ -323,8 +323,11 @@ void Variable::write(const char* what, Update update, const Value& value) const 
     fail("is bool, which can only be assigned");
   // A component of this very variable changes while it is read.
   for (const Tensor& mine : impl_->components)
-    if (mine.const_data() == source.const_data() && !value.is_sparse() && update != Update::assign)
-      return write(what, update, Value(source.clone()));
+    if (mine.const_data() == source.const_data() && (value.is_sparse() || update != Update::assign))
+      return write(what, update,
+                   value.is_sparse() ? Value(IndexedSlices{source.clone(), value.slices().indices,
+                                                           value.slices().dense_shape})
+                                     : Value(source.clone()));
 
   if (replica_of(strategy(), what)) return write_in_replica(what, update, value);
 
@@ -362,7 +365,7 @@ void Variable::write(const char* what, Update update, const Mirrored<Tensor>& va
   if (synchronization() == VariableSynchronization::ON_READ)
     return write(what, update, Value(value[0]));
   for (size_t i = 0; i < size(); ++i)
-    if (!(value[i].shape() == shape()) || value[i].dtype() != dtype())
+    if (!(value[i].shape() == shape()) || value[i].dtype() != dtype() || dtype() == DType::boolean)
       return write(what, update, Value(value[i]));  // which says what is wrong with it
   // Components of this very variable may be among the values, in another order.
   const Mirrored<Tensor> copies = value.map([](const Tensor& t) { return t.clone(); });
