@@ -26,14 +26,14 @@ ContextSwitch::~ContextSwitch() { context() = std::move(outer_); }
 
 void require_cross_replica(const Strategy& strategy, const char* what) {
   const Context& current = context();
-  if (current.strategy && current.strategy != &strategy)
-    throw FailedPreconditionError(fmt::format(
-        "{}: this thread is inside another strategy; strategies cannot be mixed", what));
   if (current.replica)
     throw FailedPreconditionError(
         fmt::format("{} belongs to cross-replica context and was called inside a replica function; "
                     "use merge_call to leave it",
                     what));
+  if (current.strategy && current.strategy != &strategy)
+    throw FailedPreconditionError(fmt::format(
+        "{}: this thread is inside another strategy; strategies cannot be mixed", what));
 }
 
 }  // namespace strategy

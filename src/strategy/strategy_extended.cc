@@ -73,7 +73,9 @@ void StrategyExtended::check_variable(const Variable& variable, const char* what
     throw InvalidArgumentError(
         fmt::format("{}: the variable \"{}\" belongs to another strategy", what, variable.name()));
   const strategy::Context& context = strategy::context();
-  if (!context.replica || context.strategy != strategy_) require_cross_replica(what);
+  if (context.strategy && context.strategy != strategy_)
+    throw FailedPreconditionError(fmt::format(
+        "{}: this thread is inside another strategy; strategies cannot be mixed", what));
 }
 
 bool StrategyExtended::variable_created_in_scope(const Variable& variable) const {
