@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -163,17 +165,18 @@ Tensor varied(const Tensor& pixels, uint64_t number) {
     const uint64_t drawn = random() >> 20;
     const int right = drawn % 3 ? 0 : int(drawn / 3 % 3) - 1,
               down = drawn % 3 ? 0 : int(drawn / 9 % 3) - 1;
+    if (!right && !down) std::copy_n(&from[at], kPixels, &to[at]);
     for (int row = 0; row < 8; ++row) {
       float* const out = &to[at + size_t(row * 8)];
       const int from_row = row - down;
-      for (int column = 0; column < 8; ++column) {
+      for (int column = 0; (right || down) && column < 8; ++column) {
         const int from_column = column - right;
         const bool inside = unsigned(from_row) < 8 && unsigned(from_column) < 8;
         out[column] = inside ? from[at + size_t(from_row * 8 + from_column)] : -1.f;
       }
-      uint64_t noise = random();
-      for (int column = 0; column < 8; ++column, noise >>= 8)
-        out[column] += float(noise & 0xff) * (1 / 255.f) - 0.5f;
+      const auto noise = std::bit_cast<std::array<uint8_t, 8>>(random());
+      for (size_t column = 0; column < 8; ++column)
+        out[column] += float(noise[column]) * (1 / 255.f) - 0.5f;
     }
   }
   return result;
@@ -245,13 +248,11 @@ DistributedDataset batches(Strategy& strategy, const Data& data, const Options& 
                                .batch(options.batch);
   // What is random about a batch comes from its number, so that it is the same in every run.
   const Dataset numbers = Dataset::range(std::numeric_limits<int64_t>::max());
+  // It all lies in memory, where a batch is there sooner than a thread that would read ahead.
   return strategy.experimental_distribute_dataset(
-      Dataset::zip({shuffled, numbers})
-          .map([](const std::vector<Tensor>& batch) {
-            return std::vector<Tensor>{varied(batch[0], uint64_t(batch[2].item<int64_t>())),
-                                       batch[1]};
-          })
-          .prefetch(4));
+      Dataset::zip({shuffled, numbers}).map([](const std::vector<Tensor>& batch) {
+        return std::vector<Tensor>{varied(batch[0], uint64_t(batch[2].item<int64_t>())), batch[1]};
+      }));
 }
 
 Result train(Strategy& strategy, const Options& options) {

@@ -113,10 +113,10 @@ class Tensor {
   Tensor clone_to(std::string_view device) const;  // always a copy, also where it is there already
 
   // The same memory seen in another shape; one extent may be -1 and follows from the others.
-  Tensor reshape(const std::vector<int64_t>& extents) const;
+  Tensor reshape(std::span<const int64_t> extents) const;
   Tensor reshape(const Shape& shape) const { return reshape(shape.extents()); }
   Tensor reshape(std::initializer_list<int64_t> extents) const {
-    return reshape(std::vector<int64_t>(extents));
+    return reshape(std::span<const int64_t>(extents.begin(), extents.size()));
   }
 
   // A copy with another element type. Floats round to nearest even, once; floats become integers by

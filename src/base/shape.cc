@@ -5,13 +5,17 @@
 
 namespace tutti {
 
-Shape::Shape(std::initializer_list<int64_t> extents) : Shape(std::vector<int64_t>(extents)) {}
-
-Shape::Shape(std::vector<int64_t> extents) : extents_(std::move(extents)) {
+Shape::Shape(std::span<const int64_t> extents) {
+  if (extents.size() > kFew) {
+    many_ = std::make_shared<const std::vector<int64_t>>(extents.begin(), extents.end());
+  } else {
+    std::ranges::copy(extents, few_.begin());
+    rank_ = extents.size();
+  }
   int64_t product =
       1;  // of the extents that are not 0: strides are made of it also where there is no element
   bool empty = false;
-  for (const int64_t extent : extents_) {
+  for (const int64_t extent : extents) {
     if (extent < 0)
       throw InvalidArgumentError(fmt::format("shape {}: an extent is negative", to_string()));
     empty |= extent == 0;
@@ -24,7 +28,7 @@ Shape::Shape(std::vector<int64_t> extents) : extents_(std::move(extents)) {
 int64_t Shape::operator[](size_t axis) const {
   if (axis >= rank())
     throw OutOfRangeError(fmt::format("shape {} has no axis {}", to_string(), axis));
-  return extents_[axis];
+  return extents()[axis];
 }
 
 size_t Shape::axis(int64_t axis) const {
@@ -35,6 +39,6 @@ size_t Shape::axis(int64_t axis) const {
   return size_t(axis < 0 ? axis + n : axis);
 }
 
-std::string Shape::to_string() const { return fmt::format("[{}]", fmt::join(extents_, ", ")); }
+std::string Shape::to_string() const { return fmt::format("[{}]", fmt::join(extents(), ", ")); }
 
 }  // namespace tutti

@@ -258,9 +258,9 @@ Mirrored<Tensor> CrossDeviceOps::gather_value(const PerReplica<Value>& value,
     invalid("gather", e.what());
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    std::vector<int64_t> extents = tensors[i].shape().extents();
+    std::vector<int64_t> extents(tensors[i].shape().begin(), tensors[i].shape().end());
     if (extents.size() == first.rank()) extents[along] = first[along];
-    if (extents != first.extents())
+    if (!std::ranges::equal(extents, first))
       invalid(
           "gather",
           fmt::format("replicas 0 and {} hold shapes {} and {}, which differ in more than axis {}",
@@ -303,7 +303,7 @@ Mirrored<Value> CrossDeviceOps::broadcast_implementation(const Value& tensor,
 Mirrored<Tensor> CrossDeviceOps::gather_implementation(const PerReplica<Tensor>& value,
                                                        const Destinations& destinations,
                                                        size_t axis, const CommunicationOptions&) {
-  std::vector<int64_t> extents = value[0].shape().extents();
+  std::vector<int64_t> extents(value[0].shape().begin(), value[0].shape().end());
   size_t outer = 1;
   for (size_t i = 0; i < axis; ++i) outer *= size_t(extents[i]);
   extents[axis] = 0;

@@ -82,13 +82,13 @@ Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& val
                            const Destinations& destinations) {
   const IndexedSlices& first = value[0].slices();
   DType index_type = first.indices.dtype();
-  std::optional<Shape> dense_shape = first.dense_shape;
-  std::vector<int64_t> extents = first.values.shape().extents();
+  const std::optional<Shape>* dense_shape = &first.dense_shape;
+  std::vector<int64_t> extents(first.values.shape().begin(), first.values.shape().end());
   extents[0] = 0;
   for (const Value& v : value) {
     extents[0] += v.slices().values.shape()[0];
     if (v.slices().indices.dtype() != index_type) index_type = DType::int64;
-    if (!dense_shape) dense_shape = v.slices().dense_shape;
+    if (!*dense_shape) dense_shape = &v.slices().dense_shape;
   }
   const DType dtype = result_dtype(op, first.dtype());
   const std::vector<Tensor> values = work.make_outputs(Shape(extents), dtype, destinations);
@@ -106,7 +106,7 @@ Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& val
   }
   std::vector<Value> results;
   for (size_t i = 0; i < values.size(); ++i)
-    results.push_back(IndexedSlices{values[i], indices[i], dense_shape});
+    results.push_back(IndexedSlices{values[i], indices[i], *dense_shape});
   return Mirrored<Value>(std::move(results));
 }
 

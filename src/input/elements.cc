@@ -42,7 +42,7 @@ Rows::Rows(Tensors components, std::string_view what) : components_(std::move(co
     const Tensor& component = components_[i];
     if (!component)
       throw InvalidArgumentError(fmt::format("{}: component {} holds nothing", what, i));
-    const std::vector<int64_t>& extents = component.shape().extents();
+    const std::span<const int64_t> extents = component.shape().extents();
     if (extents.empty())
       throw InvalidArgumentError(fmt::format("{}: component {} is a scalar {} and has no rows",
                                              what, i, name(component.dtype())));
@@ -52,7 +52,7 @@ Rows::Rows(Tensors components, std::string_view what) : components_(std::move(co
           fmt::format("{}: component 0 is {} and component {} is {}, expected as many rows in each",
                       what, type_of(components_[0]), i, type_of(component)));
     owners_.push_back(std::make_shared<Tensor>(component));
-    row_shapes_.emplace_back(std::vector<int64_t>(extents.begin() + 1, extents.end()));
+    row_shapes_.emplace_back(extents.subspan(1));
   }
 }
 

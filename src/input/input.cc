@@ -67,7 +67,7 @@ namespace {
 
 // Rows [begin, end) of `tensor` on `device`; where that can read host memory, without a copy.
 Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t end, Device& device) {
-  std::vector<int64_t> extents = tensor.shape().extents();
+  std::vector<int64_t> extents(tensor.shape().begin(), tensor.shape().end());
   const size_t row_bytes = extents[0] ? tensor.num_bytes() / size_t(extents[0]) : 0;
   extents[0] = end - begin;
   auto* const data =

@@ -46,6 +46,8 @@ class ShuffleNode : public StepNode<ShuffleNode> {
   };
   ShuffleNode(NodePtr input, Options options) : StepNode(std::move(input)), options_(options) {}
   CursorPtr start(const Run& run) const override {
+    if (const auto* source = dynamic_cast<const IndexedNode*>(input_.get()))
+      return std::make_unique<IndexedShuffleCursor>(*source, options_, run);
     return std::make_unique<ShuffleCursor>(*input_, options_, run);
   }
   NodePtr names_sharded(int64_t num_shards, int64_t index) const override {
@@ -53,12 +55,24 @@ class ShuffleNode : public StepNode<ShuffleNode> {
   }
 
  private:
+  static Random random_of(const Options& options, const Run& run) {
+    return {options.seed, options.reshuffle ? run.number : 0};
+  }
+
+  template <class T>
+  static T draw(Random& random, std::vector<T>& buffer) {
+    std::swap(buffer[random.below(buffer.size())], buffer.back());
+    T drawn = std::move(buffer.back());
+    buffer.pop_back();
+    return drawn;
+  }
+
   class ShuffleCursor : public StepCursor {
    public:
     ShuffleCursor(const DatasetNode& input, const Options& options, const Run& run)
         : StepCursor(input, run),
           buffer_size_(uint64_t(options.buffer_size)),
-          random_(options.seed, options.reshuffle ? run.number : 0) {}
+          random_(random_of(options, run)) {}
 
    private:
     std::optional<Tensors> advance() override {
@@ -68,10 +82,7 @@ class ShuffleNode : public StepNode<ShuffleNode> {
         buffer_.push_back(*std::move(element));
       }
       if (buffer_.empty()) return {};
-      std::swap(buffer_[random_.below(buffer_.size())], buffer_.back());
-      Tensors drawn = std::move(buffer_.back());
-      buffer_.pop_back();
-      return drawn;
+      return draw(random_, buffer_);
     }
     void save_position(StateWriter& state) override {
       StepCursor::save_position(state);
@@ -89,6 +100,44 @@ class ShuffleNode : public StepNode<ShuffleNode> {
     uint64_t buffer_size_;
     Random random_;
     std::vector<Tensors> buffer_;
+  };
+
+  // Of a source whose elements are known by index: the same order, from a buffer of indices.
+  class IndexedShuffleCursor : public Cursor {
+   public:
+    IndexedShuffleCursor(const IndexedNode& source, const Options& options, const Run& run)
+        : Cursor(run),
+          source_(source),
+          buffer_size_(uint64_t(options.buffer_size)),
+          random_(random_of(options, run)) {}
+
+   private:
+    std::optional<Tensors> advance() override {
+      while (buffer_.size() < buffer_size_ && next_ < source_.size()) buffer_.push_back(next_++);
+      if (buffer_.empty()) return {};
+      return source_.at(draw(random_, buffer_));
+    }
+    void save_position(StateWriter& state) override {
+      state.number(next_);
+      state.number(random_.state());
+      state.number(buffer_.size());
+      for (const uint64_t index : buffer_) state.number(index);
+    }
+    void restore_position(StateReader& state) override {
+      next_ = state.number_up_to(source_.size(), "the position in a source");
+      random_ = Random(state.number());
+      buffer_.resize(state.count_up_to(buffer_size_, 8, "the number of shuffled elements"));
+      for (uint64_t& index : buffer_) {
+        index = state.number_up_to(next_, "the index of a shuffled element");
+        if (index == next_) StateReader::fail("it holds an element that it has not read");
+      }
+    }
+
+    const IndexedNode& source_;
+    uint64_t buffer_size_;
+    uint64_t next_ = 0;
+    Random random_;
+    std::vector<uint64_t> buffer_;
   };
 
   std::string step() const override {

@@ -115,7 +115,7 @@ Managed* export_as(const Tensor& tensor) {
         fmt::format("to_dlpack: {} is not in host memory", tensor.to_string()));
   auto* const exported = new Exported<Managed>;
   exported->tensor = tensor;
-  exported->shape = tensor.shape().extents();
+  exported->shape.assign(tensor.shape().begin(), tensor.shape().end());
   exported->strides.assign(exported->shape.size(), 1);
   for (size_t i = exported->shape.size(); i-- > 1;)
     exported->strides[i - 1] = exported->strides[i] * exported->shape[i];

@@ -219,7 +219,7 @@ std::string serialize_safetensors(const TensorFile& file) {
     tensors.push_back(
         detail::TensorAccess::device(tensor).in_host_memory() ? tensor : tensor.clone_to("/cpu:0"));
     header[name] = {{"dtype", kNames[size_t(tensor.dtype())]},
-                    {"shape", tensor.shape().extents()},
+                    {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
                     {"data_offsets", {size, size + tensor.num_bytes()}}};
     size += tensor.num_bytes();
   }

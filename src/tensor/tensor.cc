@@ -172,8 +172,8 @@ Tensor Tensor::clone_to(std::string_view device) const {
   return detail::clone_to(*this, device::find(device, "clone_to"));
 }
 
-Tensor Tensor::reshape(const std::vector<int64_t>& extents) const {
-  std::vector<int64_t> resolved = extents;
+Tensor Tensor::reshape(std::span<const int64_t> extents) const {
+  std::vector<int64_t> resolved(extents.begin(), extents.end());
   const auto open = std::ranges::find(resolved, -1);
   if (open != resolved.end()) {
     *open = 1;

@@ -135,7 +135,7 @@ IndexedSlices IndexedSlices::merged() const {
   std::ranges::sort(unique);
   unique.erase(std::ranges::unique(unique).begin(), unique.end());
   for (int64_t& row : rows) row = std::ranges::lower_bound(unique, row) - unique.begin();
-  std::vector<int64_t> extents = values.shape().extents();
+  std::vector<int64_t> extents(values.shape().begin(), values.shape().end());
   extents[0] = int64_t(unique.size());
   Tensor new_indices = Tensor::of<int64_t>(std::span<const int64_t>(unique), device());
   if (indices.dtype() != DType::int64) new_indices = new_indices.to(indices.dtype());

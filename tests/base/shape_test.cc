@@ -73,7 +73,19 @@ TEST(Shape, PrintsItsExtents) {
 
 TEST(Shape, IteratesInOrder) {
   const Shape shape{3, 2, 1};
-  EXPECT_EQ(std::vector<int64_t>(shape.begin(), shape.end()), shape.extents());
+  EXPECT_TRUE(std::ranges::equal(std::vector<int64_t>{3, 2, 1}, shape));
+  EXPECT_TRUE(std::ranges::equal(shape, shape.extents()));
+}
+
+TEST(Shape, HoldsMoreAxesThanItKeepsInline) {
+  const std::vector<int64_t> extents{1, 2, 3, 4, 5, 6, 7, 8, 9};
+  for (size_t rank = 0; rank <= extents.size(); ++rank) {
+    const Shape shape(std::span(extents).first(rank));
+    const Shape copy = shape;
+    EXPECT_EQ(copy.rank(), rank);
+    EXPECT_TRUE(std::ranges::equal(copy, std::span(extents).first(rank)));
+    EXPECT_EQ(copy, shape);
+  }
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ void check_file(const std::string& bytes) {
     const Tensor& tensor = file->tensors.at(name);
     const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
     check(tensor.dtype() == kTypes.at(entry["dtype"]), "a tensor has the type the header says");
-    check(tensor.shape().extents() == entry["shape"].get<std::vector<int64_t>>(),
+    check(std::ranges::equal(tensor.shape(), entry["shape"].get<std::vector<int64_t>>()),
           "a tensor has the shape the header says");
     check(bytes_of(tensor) == data.substr(begin, end - begin),
           "a tensor has the bytes the header says");

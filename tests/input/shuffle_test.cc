@@ -47,6 +47,13 @@ TEST(Shuffle, HasTheSameOrderEverywhere) {
   EXPECT_EQ(values(Dataset::range(10).shuffle(10, 42)), (Ints{7, 3, 5, 4, 0, 6, 2, 9, 1, 8}));
 }
 
+TEST(Shuffle, HasTheSameOrderWhetherItsInputIsKnownByIndexOrNot) {
+  const auto same = [](const std::vector<Tensor>& element) { return element; };
+  for (const int64_t buffer : {1, 7, 50, 80})
+    EXPECT_EQ(values(Dataset::range(50).shuffle(buffer, 4).repeat(2)),
+              values(Dataset::range(50).map(same).shuffle(buffer, 4).repeat(2)));
+}
+
 // C199
 TEST(Shuffle, DrawsAnotherOrderInEveryRepetitionIfAsked) {
   constexpr int64_t n = 20, epochs = 5;
