@@ -16,12 +16,28 @@ namespace {
 constexpr SettingDoc kDocs[] = {
     {"TUTTI_BACKEND", "",
      "nccl makes it an error where NCCL cannot be used; empty: chosen automatically"},
+    {"TUTTI_COORDINATOR", "",
+     "the address of a coordination service that runs already, as under tutti run; empty: the "
+     "chief "
+     "runs it at its own address"},
+    {"TUTTI_HEARTBEAT_TIMEOUT", "10",
+     "seconds of silence after which a worker on another host counts as lost"},
+    {"TUTTI_JOIN_TIMEOUT", "300",
+     "seconds that the workers of a job wait for each other at its start"},
     {"TUTTI_LOG", "warning", "what is logged to stderr: debug, info, warning, error or off"},
     {"TUTTI_MODULE_PATH", "", "the folder of Tutti's modules; empty: beside libtutti.so"},
+    {"TUTTI_RECORD_DIR", "",
+     "a folder that gets the last 256 operations of every rank when its group fails; empty: none"},
     {"TUTTI_THREADS", "0", "threads that a reduction uses; 0: one per core this process may use"},
     {"TUTTI_TIMELINE", "",
      "a file that gets every operation in Chrome's trace format; empty: none"},
     {"TUTTI_TIMEOUT", "600", "seconds after which waiting for others is an error; 0: never"},
+    {"TUTTI_TLS_CA", "",
+     "the certificate authority that the job's certificates come from, a PEM file"},
+    {"TUTTI_TLS_CERTIFICATE", "",
+     "this worker's certificate, a PEM file; empty: coordination is not encrypted"},
+    {"TUTTI_TLS_KEY", "", "the key of this worker's certificate, a PEM file"},
+    {"TUTTI_TOKEN", "", "the job's secret: only workers that have the same take part; empty: none"},
     {"TUTTI_WARN_AFTER", "30", "seconds after which waiting for others is logged; 0: never"},
 };
 
@@ -73,6 +89,14 @@ Settings read_settings() {
   s.log_level = one_of("TUTTI_LOG", {"debug", "info", "warning", "error", "off"});
   s.backend = one_of("TUTTI_BACKEND", {"", "nccl"});
   s.module_path = get("TUTTI_MODULE_PATH");
+  s.record_dir = get("TUTTI_RECORD_DIR");
+  s.coordinator = get("TUTTI_COORDINATOR");
+  s.token = get("TUTTI_TOKEN");
+  s.tls_certificate = get("TUTTI_TLS_CERTIFICATE");
+  s.tls_key = get("TUTTI_TLS_KEY");
+  s.tls_authority = get("TUTTI_TLS_CA");
+  s.join_timeout = seconds("TUTTI_JOIN_TIMEOUT");
+  s.heartbeat_timeout = seconds("TUTTI_HEARTBEAT_TIMEOUT");
   return s;
 }
 

@@ -15,6 +15,15 @@ struct Settings {
   std::string log_level;                // TUTTI_LOG
   std::string backend;                  // TUTTI_BACKEND; empty: chosen automatically
   std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
+  std::string record_dir;               // TUTTI_RECORD_DIR; empty: none
+
+  std::string coordinator;                     // TUTTI_COORDINATOR; empty: the chief's address
+  std::string token;                           // TUTTI_TOKEN
+  std::string tls_certificate;                 // TUTTI_TLS_CERTIFICATE; empty: no TLS
+  std::string tls_key;                         // TUTTI_TLS_KEY
+  std::string tls_authority;                   // TUTTI_TLS_CA
+  std::chrono::nanoseconds join_timeout;       // TUTTI_JOIN_TIMEOUT
+  std::chrono::nanoseconds heartbeat_timeout;  // TUTTI_HEARTBEAT_TIMEOUT
 };
 
 // The settings of this process, read from the environment on the first call. InvalidArgumentError,

@@ -80,7 +80,7 @@ TEST(Shape, IteratesInOrder) {
 TEST(Shape, HoldsMoreAxesThanItKeepsInline) {
   const std::vector<int64_t> extents{1, 2, 3, 4, 5, 6, 7, 8, 9};
   for (size_t rank = 0; rank <= extents.size(); ++rank) {
-    const Shape shape(std::span(extents).first(rank));
+    const Shape shape{std::span<const int64_t>(extents).first(rank)};
     const Shape copy = shape;
     EXPECT_EQ(copy.rank(), rank);
     EXPECT_TRUE(std::ranges::equal(copy, std::span(extents).first(rank)));

@@ -1,0 +1,84 @@
+// The link of a process to its job: who takes part, what they tell each other before there is a
+// group, and who is lost. The implementation is the module "cluster", over gRPC; tests may put
+// another in its place.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tutti::cluster {
+
+// What everybody in a job must agree on, and how its service is guarded.
+struct Job {
+  std::vector<std::string> addresses;  // of all ranks, by rank: "127.0.0.1:5000"
+  std::string token;                   // the service takes only those who know it; may be empty
+  std::string version;                 // of Tutti; another one is refused
+  // Files in PEM format. Empty: no TLS. With a certificate authority both sides show certificates.
+  std::string certificate = {}, key = {}, authority = {};
+  std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
+  std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
+};
+
+// Why a job cannot go on. The text names the rank and its address.
+struct Failure {
+  int rank = -1;  // whose fault it is; -1: nobody's alone
+  ErrorCode code = ErrorCode::internal;
+  std::string text;
+};
+
+// The service, run by the launcher or by the chief. Safe to use from any thread.
+class Service {
+ public:
+  virtual ~Service() = default;  // closes all connections at once
+  virtual std::string address() const = 0;  // with the port that was chosen where port 0 was asked for
+  // Waits until everybody who joined has left or is lost; false where that took longer.
+  virtual bool wait_until_empty(std::chrono::nanoseconds timeout) = 0;
+  // How many were turned away: wrong token, garbage that reached a method, a foreign version.
+  virtual int64_t refused() const = 0;
+};
+
+// One rank's connection to the service. Safe to use from any thread. All errors name the job's
+// service or the rank that is at fault.
+class Coordination {
+ public:
+  // Says goodbye, one way, and never waits.
+  virtual ~Coordination() = default;
+
+  // Everybody's value, by rank, once everybody has called it with this name. A name is used once.
+  // DeadlineExceededError naming those who did not come; the failure where the job fails; at most
+  // 64 MiB together. A barrier is an exchange of nothing.
+  virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
+                                            std::chrono::nanoseconds timeout) = 0;
+
+  // AlreadyExistsError where the key has another value.
+  virtual void put(const std::string& key, const std::string& value) = 0;
+  // Waits until somebody puts it.
+  virtual std::string get(const std::string& key, std::chrono::nanoseconds timeout) = 0;
+
+  // Tells everyone. The first failure of a job is the one that all hear of; it stays.
+  virtual void abort(const Failure& failure) = 0;
+  virtual std::optional<Failure> failure() const = 0;
+  // `heard` runs once, on a thread of the connection or at once, when the job fails. Once per
+  // connection. It must not block or throw.
+  virtual void on_failure(std::function<void(const Failure&)> heard) = 0;
+};
+
+// What the module "cluster" hands out (base/module.h).
+struct ClusterModule {
+  // Listens on `address` ("127.0.0.1:0": any free port). UnavailableError with the remedy where it
+  // cannot: the port is in use, the address is not this machine's.
+  std::unique_ptr<Service> (*serve)(const Job& job, const std::string& address);
+  // Joins as `rank`, waiting up to `timeout` for the service to appear. UnauthenticatedError (wrong
+  // token), FailedPreconditionError (another version; another number of ranks; a rank that has
+  // joined before, living or dead), DeadlineExceededError (no service there).
+  std::unique_ptr<Coordination> (*join)(const Job& job, const std::string& service, int rank,
+                                        std::chrono::nanoseconds timeout);
+};
+
+}  // namespace tutti::cluster
