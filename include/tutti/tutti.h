@@ -3,12 +3,14 @@
 #pragma once
 
 #include <tutti/checkpoint.h>
+#include <tutti/cluster.h>
 #include <tutti/cross_device_ops.h>
 #include <tutti/dataset.h>
 #include <tutti/destinations.h>
 #include <tutti/device.h>
 #include <tutti/dtype.h>
 #include <tutti/error.h>
+#include <tutti/group.h>
 #include <tutti/input.h>
 #include <tutti/mirrored_strategy.h>
 #include <tutti/reduce_op.h>

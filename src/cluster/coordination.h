@@ -36,7 +36,8 @@ struct Failure {
 class Service {
  public:
   virtual ~Service() = default;  // closes all connections at once
-  virtual std::string address() const = 0;  // with the port that was chosen where port 0 was asked for
+  virtual std::string address()
+      const = 0;  // with the port that was chosen where port 0 was asked for
   // Waits until everybody who joined has left or is lost; false where that took longer.
   virtual bool wait_until_empty(std::chrono::nanoseconds timeout) = 0;
   // How many were turned away: wrong token, garbage that reached a method, a foreign version.

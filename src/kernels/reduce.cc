@@ -389,6 +389,10 @@ void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
   });
 }
 
+void reduce_here(const Reduction& reduction, bool stream) {
+  HWY_DYNAMIC_DISPATCH(reduce_range)(reduction, 0, reduction.count, stream);
+}
+
 void copy(void* to, const void* from, size_t bytes) {
   const Reduction r{.inputs = {&from, 1},
                     .outputs = {&to, 1},

@@ -13,7 +13,8 @@
 namespace tutti::kernels {
 
 // One tensor of a batch: each output becomes the combination of all inputs, element by element.
-// Outputs hold result_dtype(op, dtype) and overlap neither the inputs nor each other.
+// Outputs hold result_dtype(op, dtype) and do not overlap each other; one of them may be one of the
+// inputs, where the types are the same, and overlaps none otherwise.
 struct Reduction {
   std::span<const void* const> inputs;  // in replica order, at least one
   std::span<void* const> outputs;
@@ -28,6 +29,9 @@ struct Reduction {
 // once. MEAN is the tree of SUM, divided. Every bit depends on the inputs alone: not on threads,
 // batches, alignment or the machine's vector length.
 void reduce(std::span<const Reduction> batch, base::ThreadPool* pool = nullptr);
+
+// One reduction on the calling thread. With `stream`, the outputs bypass the cache.
+void reduce_here(const Reduction& reduction, bool stream);
 
 // Copies bytes, by the same machinery.
 void copy(void* to, const void* from, size_t bytes);

@@ -1,0 +1,261 @@
+// Collectives between ranks, on plain C++ memory and on tensors.
+//
+//   Group world = Group::from_environment();   // tutti run -n 4 ./program; alone, a group of one
+//   world.all_reduce(gradients, ReduceOp::MEAN);
+//
+// A buffer is any contiguous range of a known element type (std::vector<float>, std::span<int>,
+// ...) or a Tensor in host memory. All ranks call the same collectives in the same order, with the
+// same element type and number of elements; where they do not, every rank gets an
+// InvalidArgumentError with both sides in it. Every wait has a deadline
+// (CommunicationOptions::timeout, TUTTI_TIMEOUT). The first error is the last: every rank gets it,
+// in the call it is in and in every later one.
+//
+// Sums have the same bits whatever the number of elements, the backend, or the place of a rank: the
+// tree over ranks that ReduceOp describes.
+#pragma once
+
+#include <tutti/reduce_op.h>
+#include <tutti/tensor.h>
+
+#include <memory>
+#include <ranges>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+namespace detail {
+
+enum class Collective : uint8_t {
+  barrier,
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  gather,
+  scatter,
+  send,
+  recv,
+};
+
+// Where elements lie. `tensor` is set where it came as one, and keeps it alive.
+struct Memory {
+  void* data = nullptr;
+  int64_t count = 0;
+  DType dtype = DType::float32;
+  Tensor tensor = {};
+};
+
+template <class B>
+concept Range = std::ranges::contiguous_range<B> && std::ranges::sized_range<B> &&
+    Element<std::remove_reference_t<std::ranges::range_reference_t<B>>>;
+template <class B>
+concept Readable = Range<B> || std::same_as<std::remove_cvref_t<B>, Tensor>;
+template <class B>
+concept Writable = std::same_as<std::remove_cvref_t<B>, Tensor> ||
+    (Range<B> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<B>>>);
+
+Memory read(const Tensor& tensor);   // InvalidArgumentError: holds nothing, not in host memory
+Memory write(const Tensor& tensor);  // also: read-only
+template <Range B>
+Memory read(const B& buffer) {
+  return {const_cast<void*>(static_cast<const void*>(std::ranges::data(buffer))),
+          int64_t(std::ranges::size(buffer)), dtype_of<std::ranges::range_value_t<B>>::value};
+}
+template <Range B>
+Memory write(B&& buffer) {
+  return {static_cast<void*>(std::ranges::data(buffer)), int64_t(std::ranges::size(buffer)),
+          dtype_of<std::ranges::range_value_t<B>>::value};
+}
+
+struct GroupCall {
+  Collective kind;
+  Memory in, out;
+  ReduceOp op = ReduceOp::SUM;
+  int root = -1;  // or the peer of send and recv
+  int64_t tag = 0;
+};
+
+class GroupImpl;
+struct GroupAccess;
+
+}  // namespace detail
+
+// An operation that goes on in the background. A value; copies stand for the same operation.
+class Work {
+ public:
+  Work() = default;
+  // Returns when the operation is done. Throws its error, every time it is asked.
+  void wait();
+  bool done() const;
+
+ private:
+  friend class detail::GroupImpl;
+  struct State;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+// A rank's membership in a group. A value; copies stand for the same membership. Safe to use from
+// several threads, if the order of operations is the same on all ranks. Destroying the last copy
+// leaves the group, and never waits.
+class Group {
+ public:
+  using Options = CommunicationOptions;
+
+  // This process among the workers of its job, which TF_CONFIG, torchrun, Slurm or mpirun describe;
+  // a group of one without any. Every call gives a group of its own, in the same order on all
+  // workers.
+  static Group from_environment();
+  // `n` ranks for `n` threads of this process, which run the same algorithms.
+  static std::vector<Group> in_process(int n);
+
+  int rank() const;
+  int size() const;
+  std::string_view backend() const;  // "in_process", "shm"
+
+  // The ranks that give the same color become a group, in the order of key, then of rank.
+  Group split(int color, int key) const;
+
+  // Memory that all ranks of the group can reach: collectives on it save the copies on the way. Not
+  // a collective itself.
+  Tensor empty(const Shape& shape, DType dtype) const;
+
+  // Each element becomes the combination of that element on all ranks.
+  template <detail::Writable B>
+  void all_reduce(B&& data, ReduceOp op, const Options& options = {}) const {
+    run(in_place(detail::Collective::all_reduce, detail::write(data), op), options);
+  }
+  template <detail::Readable In, detail::Writable Out>
+  void all_reduce(const In& in, Out&& out, ReduceOp op, const Options& options = {}) const {
+    run({detail::Collective::all_reduce, detail::read(in), detail::write(out), op}, options);
+  }
+  // A list of tensors, of any dtypes and shapes, as one operation.
+  void all_reduce(std::span<const Tensor> tensors, ReduceOp op, const Options& options = {}) const;
+
+  // As all_reduce, for `root` alone; the data of the others stays as it is.
+  template <detail::Writable B>
+  void reduce(B&& data, ReduceOp op, int root, const Options& options = {}) const {
+    run(in_place(detail::Collective::reduce, detail::write(data), op, root), options);
+  }
+  template <detail::Readable In, detail::Writable Out>
+  void reduce(const In& in, Out&& out, ReduceOp op, int root, const Options& options = {}) const {
+    run({detail::Collective::reduce, detail::read(in), detail::write(out), op, root}, options);
+  }
+
+  // The data of `root` for everybody.
+  template <detail::Writable B>
+  void broadcast(B&& data, int root, const Options& options = {}) const {
+    run(in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root), options);
+  }
+
+  // `out` holds what all ranks have, in rank order: size() times as many elements as `in`.
+  template <detail::Readable In, detail::Writable Out>
+  void all_gather(const In& in, Out&& out, const Options& options = {}) const {
+    run({detail::Collective::all_gather, detail::read(in), detail::write(out)}, options);
+  }
+  // The same where ranks have different numbers of elements.
+  template <detail::Range In>
+  auto all_gather_uneven(const In& in, const Options& options = {}) const {
+    const std::vector<int64_t> counts = gather_counts(detail::read(in), options);
+    std::vector<std::ranges::range_value_t<In>> out(total(counts));
+    gather_parts(detail::read(in), detail::write(out), counts, options);
+    return out;
+  }
+  // Tensors are joined along their first axis and may differ there.
+  Tensor all_gather_uneven(const Tensor& in, const Options& options = {}) const;
+
+  // `in` has a part for each rank; rank r gets the combination of all parts r.
+  template <detail::Readable In, detail::Writable Out>
+  void reduce_scatter(const In& in, Out&& out, ReduceOp op, const Options& options = {}) const {
+    run({detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op}, options);
+  }
+
+  // `in` has a part for each rank; `out` gets a part from each rank.
+  template <detail::Readable In, detail::Writable Out>
+  void all_to_all(const In& in, Out&& out, const Options& options = {}) const {
+    run({detail::Collective::all_to_all, detail::read(in), detail::write(out)}, options);
+  }
+
+  // `out` matters on `root` only, and `in` of scatter too.
+  template <detail::Readable In, detail::Writable Out>
+  void gather(const In& in, Out&& out, int root, const Options& options = {}) const {
+    run({detail::Collective::gather, detail::read(in), detail::write(out), ReduceOp::SUM, root},
+        options);
+  }
+  template <detail::Readable In, detail::Writable Out>
+  void scatter(const In& in, Out&& out, int root, const Options& options = {}) const {
+    run({detail::Collective::scatter, detail::read(in), detail::write(out), ReduceOp::SUM, root},
+        options);
+  }
+
+  // Returns when all ranks have called it.
+  void barrier(const Options& options = {}) const {
+    run({detail::Collective::barrier, {}, {}}, options);
+  }
+
+  // From one rank to another. Messages with the same tag arrive in order. A send may return before
+  // the message is received, or wait for that.
+  template <detail::Readable In>
+  void send(const In& in, int peer, int64_t tag = 0, const Options& options = {}) const {
+    run({detail::Collective::send, detail::read(in), {}, ReduceOp::SUM, peer, tag}, options);
+  }
+  template <detail::Writable Out>
+  void recv(Out&& out, int peer, int64_t tag = 0, const Options& options = {}) const {
+    run({detail::Collective::recv, {}, detail::write(out), ReduceOp::SUM, peer, tag}, options);
+  }
+
+  // In the background. The buffers belong to the operation until wait returns. Operations of one
+  // group keep their order, asynchronous or not.
+  template <detail::Writable B>
+  Work all_reduce_async(B&& data, ReduceOp op, const Options& options = {}) const {
+    return start(in_place(detail::Collective::all_reduce, detail::write(data), op), options);
+  }
+  Work all_reduce_async(std::span<const Tensor> tensors, ReduceOp op,
+                        const Options& options = {}) const;
+  template <detail::Writable B>
+  Work broadcast_async(B&& data, int root, const Options& options = {}) const {
+    return start(in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
+                 options);
+  }
+  template <detail::Readable In, detail::Writable Out>
+  Work all_gather_async(const In& in, Out&& out, const Options& options = {}) const {
+    return start({detail::Collective::all_gather, detail::read(in), detail::write(out)}, options);
+  }
+  template <detail::Readable In, detail::Writable Out>
+  Work reduce_scatter_async(const In& in, Out&& out, ReduceOp op,
+                            const Options& options = {}) const {
+    return start({detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op},
+                 options);
+  }
+  template <detail::Readable In, detail::Writable Out>
+  Work all_to_all_async(const In& in, Out&& out, const Options& options = {}) const {
+    return start({detail::Collective::all_to_all, detail::read(in), detail::write(out)}, options);
+  }
+
+ private:
+  friend struct detail::GroupAccess;
+  explicit Group(std::shared_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
+
+  static detail::GroupCall in_place(detail::Collective kind, const detail::Memory& data,
+                                    ReduceOp op, int root = -1) {
+    return {kind, data, data, op, root};
+  }
+  static size_t total(const std::vector<int64_t>& counts);
+  void run(const detail::GroupCall& call, const Options& options) const;
+  Work start(const detail::GroupCall& call, const Options& options) const;
+  std::vector<int64_t> gather_counts(const detail::Memory& in, const Options& options) const;
+  void gather_parts(const detail::Memory& in, const detail::Memory& out,
+                    const std::vector<int64_t>& counts, const Options& options) const;
+
+  std::shared_ptr<detail::GroupImpl> impl_;
+};
+
+}  // namespace tutti
+
+#pragma GCC visibility pop

@@ -1,0 +1,303 @@
+#include "cluster/grpc/job_state.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace tutti::cluster {
+
+namespace {
+
+// The time that it takes does not tell how much of a guess was right.
+bool same_secret(const std::string& a, const std::string& b) {
+  if (a.size() != b.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    difference = static_cast<unsigned char>(difference | (a[i] ^ b[i]));
+  return difference == 0;
+}
+
+std::string in_mib(size_t bytes) { return fmt::format("{:.4g} MiB", double(bytes) / (1 << 20)); }
+
+}  // namespace
+
+JobState::JobState(const Job& job, Outlet& outlet)
+    : job_(job), outlet_(outlet), members_(job.addresses.size()), next_heartbeat_(Clock::now()) {}
+
+void JobState::admit(const wire::Hello& hello, Time now) {
+  // First, so that a stranger learns nothing else.
+  if (!same_secret(hello.token(), job_.token))
+    throw UnauthenticatedError(
+        "wrong token; every worker of the job needs the TUTTI_TOKEN that the service has");
+  if (hello.version() != job_.version)
+    throw FailedPreconditionError(
+        fmt::format("the worker runs version {} of Tutti and the service {}; install one version "
+                    "everywhere",
+                    hello.version(), job_.version));
+  const int ranks = static_cast<int>(members_.size());
+  const int rank = hello.rank();
+  if (hello.ranks() != ranks)
+    throw FailedPreconditionError(
+        fmt::format("rank {} belongs to a job of {} ranks and the service to one of {}; start "
+                    "all of them with the same list of workers",
+                    rank, hello.ranks(), ranks));
+  if (rank < 0 || rank >= ranks)
+    throw InvalidArgumentError(fmt::format("rank {} is not one of the job's {}", rank, ranks));
+  if (members_[rank].presence != Presence::absent)
+    throw FailedPreconditionError(
+        fmt::format("{} has joined before; a restarted worker cannot rejoin: restart the whole job",
+                    name(rank)));
+  members_[rank] = {Presence::here, now};
+}
+
+void JobState::welcome(int rank) {
+  outlet_.send(rank, {});
+  if (!failure_) return;
+  wire::FromService message;
+  *message.mutable_failure() = to_wire(*failure_);
+  outlet_.send(rank, std::move(message));
+}
+
+void JobState::handle(int rank, const wire::ToService& message, Time now) {
+  Member& member = members_[rank];
+  if (member.presence != Presence::here) return;  // it was dropped, and did not know yet
+  member.last_heard = now;
+  const auto waiter = [&](int64_t timeout_ns) {
+    const std::chrono::nanoseconds timeout(timeout_ns);
+    return Waiter{rank, message.id(), timeout, deadline_after(timeout)};
+  };
+  switch (message.body_case()) {
+    case wire::ToService::kExchange:
+      return exchange(waiter(message.exchange().timeout_ns()), message.exchange());
+    case wire::ToService::kPut: return put(waiter(0), message.put());
+    case wire::ToService::kGet: return get(waiter(message.get().timeout_ns()), message.get());
+    case wire::ToService::kAbort: return fail(from_wire(message.abort()));
+    case wire::ToService::kGoodbye: return leave(rank);
+    case wire::ToService::BODY_NOT_SET: return;
+  }
+}
+
+void JobState::exchange(const Waiter& waiter, const wire::Exchange& call) {
+  if (failure_) return;  // its rank has been told, or will be in a moment
+  const Failure used{waiter.rank, ErrorCode::failed_precondition,
+                     fmt::format("exchange \"{}\": {} has come to it before; a name is used once",
+                                 call.name(), name(waiter.rank))};
+  if (const auto found = closed_.find(call.name()); found != closed_.end())
+    return reply_error(waiter, found->second.value_or(used));
+  OpenExchange& open = open_[call.name()];
+  if (open.values.contains(waiter.rank)) return reply_error(waiter, used);
+
+  open.values[waiter.rank] = call.value();
+  open.waiters.push_back(waiter);
+  open.bytes += call.value().size();
+  if (open.bytes > kLargestTotal)
+    return close_exchange(
+        call.name(),
+        Failure{-1, ErrorCode::resource_exhausted,
+                fmt::format("exchange \"{}\": the values of {} of {} ranks come to {} together; "
+                            "at most {} can be exchanged",
+                            call.name(), open.values.size(), members_.size(), in_mib(open.bytes),
+                            in_mib(kLargestTotal))});
+  if (open.values.size() == members_.size()) return close_exchange(call.name(), {});
+  fail_what_needs_the_departed();
+}
+
+void JobState::put(const Waiter& waiter, const wire::Put& call) {
+  if (failure_) return;
+  const auto [found, added] = keys_.try_emplace(call.key());
+  if (!added && found->second != call.value())
+    return reply_error(waiter, {waiter.rank, ErrorCode::already_exists,
+                                fmt::format("put \"{}\": the key has another value", call.key())});
+  if (added && bytes_of_keys_ + call.value().size() > kLargestTotal) {
+    keys_.erase(found);
+    return reply_error(
+        waiter, {waiter.rank, ErrorCode::resource_exhausted,
+                 fmt::format("put \"{}\": {} more would make the job's keys larger than {}",
+                             call.key(), in_mib(call.value().size()), in_mib(kLargestTotal))});
+  }
+  if (added) {
+    bytes_of_keys_ += call.value().size();
+    found->second = call.value();
+  }
+  reply(waiter, {});
+  std::erase_if(gets_, [&](const WaitingGet& get) {
+    if (get.key != call.key()) return false;
+    wire::Reply answer;
+    answer.add_values(call.value());
+    reply(get.waiter, std::move(answer));
+    return true;
+  });
+}
+
+void JobState::get(const Waiter& waiter, const wire::Get& call) {
+  if (failure_) return;
+  if (const auto found = keys_.find(call.key()); found != keys_.end()) {
+    wire::Reply answer;
+    answer.add_values(found->second);
+    return reply(waiter, std::move(answer));
+  }
+  gets_.push_back({call.key(), waiter});
+  fail_what_needs_the_departed();
+}
+
+void JobState::leave(int rank) {
+  members_[rank].presence = Presence::left;
+  std::erase_if(gets_, [&](const WaitingGet& get) { return get.waiter.rank == rank; });
+  fail_what_needs_the_departed();
+}
+
+void JobState::closed(int rank) {
+  if (members_[rank].presence != Presence::here) return;
+  members_[rank].presence = Presence::lost;
+  fail({rank, ErrorCode::unavailable,
+        fmt::format("{} is lost: its connection to the coordination service closed", name(rank))});
+}
+
+void JobState::close_exchange(const std::string& name, std::optional<Failure> error) {
+  const auto node = open_.extract(name);
+  const OpenExchange& open = node.mapped();
+  wire::Reply everything;
+  if (!error)
+    for (const auto& [rank, value] : open.values) everything.add_values(value);
+  for (const Waiter& waiter : open.waiters)
+    error ? reply_error(waiter, *error) : reply(waiter, everything);
+  closed_[node.key()] = std::move(error);
+}
+
+void JobState::fail_what_needs_the_departed() {
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+    if (members_[rank].presence != Presence::left) continue;
+    for (auto i = open_.begin(); i != open_.end();) {
+      const auto open = i++;
+      if (!open->second.values.contains(rank))
+        close_exchange(open->first,
+                       Failure{rank, ErrorCode::unavailable,
+                               fmt::format("exchange \"{}\": {} has left the job, and the exchange "
+                                           "needs it",
+                                           open->first, name(rank))});
+    }
+  }
+  std::erase_if(gets_, [&](const WaitingGet& get) {
+    if (!everybody_else_left(get.waiter.rank)) return false;
+    std::vector<std::string> gone;
+    for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank)
+      if (rank != get.waiter.rank) gone.push_back(name(rank));
+    reply_error(get.waiter,
+                {-1, ErrorCode::unavailable,
+                 fmt::format("get \"{}\": nobody has put it, and nobody will: {} left the job",
+                             get.key, fmt::join(gone, ", "))});
+    return true;
+  });
+}
+
+void JobState::fail(const Failure& failure) {
+  if (failure_) return;
+  failure_ = failure;
+  open_.clear();
+  gets_.clear();
+  wire::FromService message;
+  *message.mutable_failure() = to_wire(failure);
+  broadcast(message);
+}
+
+void JobState::tick(Time now) {
+  lose_the_silent(now);
+  send_heartbeats(now);
+  fail_what_is_overdue(now);
+}
+
+JobState::Time JobState::next_tick() const {
+  Time next = next_heartbeat_;
+  for (const auto& [name, open] : open_)
+    for (const Waiter& waiter : open.waiters) next = std::min(next, waiter.deadline);
+  for (const WaitingGet& get : gets_) next = std::min(next, get.waiter.deadline);
+  return next;
+}
+
+void JobState::lose_the_silent(Time now) {
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+    Member& member = members_[rank];
+    if (member.presence != Presence::here || now - member.last_heard < job_.heartbeat_timeout)
+      continue;
+    fail({rank, ErrorCode::unavailable,
+          fmt::format("{} is lost: the coordination service has not heard from it for {}",
+                      name(rank), in_seconds(job_.heartbeat_timeout))});
+    member.presence = Presence::lost;  // not before: it is told, too, should it still listen
+    outlet_.drop(rank);
+  }
+}
+
+void JobState::send_heartbeats(Time now) {
+  if (now < next_heartbeat_) return;
+  broadcast({});
+  next_heartbeat_ = now + heartbeat_interval(job_);
+}
+
+void JobState::fail_what_is_overdue(Time now) {
+  for (auto i = open_.begin(); i != open_.end();) {
+    const auto open = i++;
+    const auto& waiters = open->second.waiters;
+    const auto late = std::ranges::min_element(waiters, {}, &Waiter::deadline);
+    // Where one rank has given up, the others can never have everybody's agreement.
+    if (late->deadline <= now)
+      close_exchange(open->first,
+                     Failure{-1, ErrorCode::deadline_exceeded,
+                             fmt::format("waited {} at \"{}\" for {}", in_seconds(late->timeout),
+                                         open->first, names_of_missing(open->second))});
+  }
+  std::erase_if(gets_, [&](const WaitingGet& get) {
+    if (get.waiter.deadline > now) return false;
+    reply_error(get.waiter, {-1, ErrorCode::deadline_exceeded,
+                             fmt::format("waited {} for the key \"{}\", and nobody has put it",
+                                         in_seconds(get.waiter.timeout), get.key)});
+    return true;
+  });
+}
+
+void JobState::reply(const Waiter& waiter, wire::Reply reply) {
+  reply.set_id(waiter.id);
+  wire::FromService message;
+  *message.mutable_reply() = std::move(reply);
+  outlet_.send(waiter.rank, std::move(message));
+}
+
+void JobState::reply_error(const Waiter& waiter, const Failure& error) {
+  wire::Reply answer;
+  *answer.mutable_error() = to_wire(error);
+  reply(waiter, std::move(answer));
+}
+
+void JobState::broadcast(const wire::FromService& message) {
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank)
+    if (members_[rank].presence == Presence::here) outlet_.send(rank, message);
+}
+
+bool JobState::empty() const {
+  return std::ranges::none_of(members_,
+                              [](const Member& m) { return m.presence == Presence::here; });
+}
+
+bool JobState::everybody_else_left(int rank) const {
+  int left = 0;
+  for (int other = 0; other < static_cast<int>(members_.size()); ++other)
+    left += other != rank && members_[other].presence == Presence::left;
+  return left > 0 && left == static_cast<int>(members_.size()) - 1;
+}
+
+std::string JobState::name(int rank) const {
+  return fmt::format("rank {} ({})", rank, job_.addresses[rank]);
+}
+
+std::string JobState::names_of_missing(const OpenExchange& exchange) const {
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+    if (exchange.values.contains(rank)) continue;
+    missing.push_back(name(rank));
+    if (members_[rank].presence == Presence::absent)
+      missing.back().insert(missing.back().size() - 1, ", has not joined");
+  }
+  return fmt::format("{}", fmt::join(missing, ", "));
+}
+
+}  // namespace tutti::cluster

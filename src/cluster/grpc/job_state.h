@@ -1,0 +1,100 @@
+// What the coordination service knows of its job: who is there, what they wait for, and what went
+// wrong. It decides; moving messages and keeping time are the caller's. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cluster/coordination.h"
+#include "cluster/grpc/wire.h"
+
+namespace tutti::cluster {
+
+class JobState {
+ public:
+  using Time = Clock::time_point;
+
+  // The way to the ranks that are here. Called from within the methods below.
+  class Outlet {
+   public:
+    virtual ~Outlet() = default;
+    virtual void send(int rank, wire::FromService message) = 0;
+    virtual void drop(int rank) = 0;  // end its stream: it is lost
+  };
+
+  JobState(const Job& job, Outlet& outlet);
+
+  // Takes a rank in, or throws the error that says why not. `welcome` must be called once the
+  // outlet reaches it.
+  void admit(const wire::Hello& hello, Time now);
+  void welcome(int rank);
+
+  void handle(int rank, const wire::ToService& message, Time now);
+  void closed(int rank);  // its stream ended: it is lost, unless it has said goodbye
+
+  // Heartbeats, both ways, and whatever is overdue.
+  void tick(Time now);
+  Time next_tick() const;
+
+  bool empty() const;  // nobody is here: all who came have left or are lost
+
+ private:
+  enum class Presence { absent, here, left, lost };
+  struct Member {
+    Presence presence = Presence::absent;
+    Time last_heard = {};
+  };
+  // A call that waits for its reply.
+  struct Waiter {
+    int rank;
+    uint64_t id;
+    std::chrono::nanoseconds timeout;
+    Time deadline;
+  };
+  struct OpenExchange {
+    std::map<int, std::string> values;
+    std::vector<Waiter> waiters;
+    size_t bytes = 0;
+  };
+  struct WaitingGet {
+    std::string key;
+    Waiter waiter;
+  };
+
+  void exchange(const Waiter& waiter, const wire::Exchange& call);
+  void put(const Waiter& waiter, const wire::Put& call);
+  void get(const Waiter& waiter, const wire::Get& call);
+  void leave(int rank);
+
+  void close_exchange(const std::string& name, std::optional<Failure> error);
+  void fail_what_needs_the_departed();
+  void fail(const Failure& failure);  // the job
+  void send_heartbeats(Time now);
+  void lose_the_silent(Time now);
+  void fail_what_is_overdue(Time now);
+
+  void reply(const Waiter& waiter, wire::Reply reply);
+  void reply_error(const Waiter& waiter, const Failure& error);
+  void broadcast(const wire::FromService& message);
+
+  std::string name(int rank) const;  // "rank 2 (worker-2:5000)"
+  std::string names_of_missing(const OpenExchange& exchange) const;
+  bool everybody_else_left(int rank) const;
+
+  const Job job_;
+  Outlet& outlet_;
+  std::vector<Member> members_;
+  std::optional<Failure> failure_;
+  std::map<std::string, OpenExchange> open_;
+  // Their names are used up. Those who come late get the error of an exchange that failed.
+  std::map<std::string, std::optional<Failure>> closed_;
+  std::map<std::string, std::string> keys_;
+  size_t bytes_of_keys_ = 0;
+  std::vector<WaitingGet> gets_;
+  Time next_heartbeat_;
+};
+
+}  // namespace tutti::cluster

@@ -1,0 +1,223 @@
+// The gRPC server around JobState: one stream per rank, and one thread that keeps time.
+#include <fmt/format.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "cluster/grpc/grpc_cluster.h"
+#include "cluster/grpc/job_state.h"
+#include "cluster/grpc/wire.h"
+
+namespace tutti::cluster {
+
+namespace {
+
+using ServerStream = grpc::ServerBidiReactor<wire::ToService, wire::FromService>;
+
+// A connection that says nothing, or has nothing to say any more, is closed after this.
+constexpr int kStrangerTimeoutMs = 10'000;
+
+wire::Hello hello_of(const grpc::CallbackServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find(kHelloKey);
+  wire::Hello hello;
+  if (found == metadata.end() ||
+      !hello.ParseFromArray(found->second.data(), static_cast<int>(found->second.size())))
+    throw UnauthenticatedError("this is a coordination service of Tutti; only its workers join");
+  return hello;
+}
+
+grpc::StatusCode status_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::unauthenticated: return grpc::StatusCode::UNAUTHENTICATED;
+    case ErrorCode::failed_precondition: return grpc::StatusCode::FAILED_PRECONDITION;
+    case ErrorCode::invalid_argument: return grpc::StatusCode::INVALID_ARGUMENT;
+    default: return grpc::StatusCode::INTERNAL;
+  }
+}
+
+// Ends a call before any message of it is read.
+class Refusal final : public ServerStream {
+ public:
+  explicit Refusal(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+class GrpcService final : public Service,
+                          private wire::Coordinator::CallbackService,
+                          private JobState::Outlet {
+ public:
+  GrpcService(const Job& job, const std::string& address)
+      : state_(job, *this), sessions_(job.addresses.size()) {
+    listen(job, address);
+    timekeeper_ = std::thread([this] { keep_time(); });
+  }
+
+  ~GrpcService() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      changed_.notify_all();
+    }
+    timekeeper_.join();
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  std::string address() const override { return address_; }
+
+  bool wait_until_empty(std::chrono::nanoseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, deadline_after(timeout), [&] { return state_.empty(); });
+  }
+
+  int64_t refused() const override {
+    std::lock_guard lock(mutex_);
+    return refused_;
+  }
+
+ private:
+  class Session;
+
+  void listen(const Job& job, const std::string& address);
+  void keep_time();
+
+  ServerStream* Join(grpc::CallbackServerContext* context) override;
+  void send(int rank, wire::FromService message) override;
+  void drop(int rank) override;
+
+  mutable std::mutex mutex_;  // guards all below, and what the sessions hold
+  std::condition_variable changed_;
+  JobState state_;
+  std::vector<Session*> sessions_;  // by rank; they end themselves
+  JobState::Time alarm_ = JobState::Time::max();
+  int64_t refused_ = 0;
+  bool stopping_ = false;
+
+  std::string address_;
+  std::thread timekeeper_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// A rank's stream. There is always one read under way, until the stream is over.
+class GrpcService::Session final : public ServerStream {
+ public:
+  Session(GrpcService& service, grpc::CallbackServerContext& context, int rank)
+      : service_(service), context_(context), rank_(rank) {
+    StartRead(&in_);
+  }
+
+  void send(wire::FromService message) { out_.push(std::move(message)); }
+  void cancel() { context_.TryCancel(); }
+
+  void OnReadDone(bool ok) override {
+    bool over = !ok;
+    try {
+      hear(ok);
+      over = over || in_.has_goodbye();
+    } catch (const std::exception&) {
+      context_.TryCancel();  // out of memory: the next read fails
+    }
+    if (!over) return StartRead(&in_);
+    std::lock_guard lock(service_.mutex_);
+    service_.sessions_[rank_] = nullptr;
+    over_ = true;
+    if (out_.idle()) Finish(grpc::Status::OK);
+  }
+
+  void OnWriteDone(bool ok) override {
+    std::lock_guard lock(service_.mutex_);
+    out_.written(ok);
+    if (over_ && out_.idle()) Finish(grpc::Status::OK);
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  void hear(bool ok) {
+    std::lock_guard lock(service_.mutex_);
+    if (service_.stopping_) return;
+    if (ok)
+      service_.state_.handle(rank_, in_, Clock::now());
+    else
+      service_.state_.closed(rank_);
+    if (service_.state_.empty() || service_.state_.next_tick() < service_.alarm_)
+      service_.changed_.notify_all();
+  }
+
+  GrpcService& service_;
+  grpc::CallbackServerContext& context_;
+  const int rank_;
+  wire::ToService in_;
+  Outbox<wire::FromService> out_{[this](const wire::FromService* message) { StartWrite(message); }};
+  bool over_ = false;
+};
+
+void GrpcService::listen(const Job& job, const std::string& address) {
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(address, server_credentials(job), &port);
+  builder.RegisterService(this);
+  builder.SetMaxReceiveMessageSize(kLargestMessage);
+  builder.SetMaxSendMessageSize(kLargestMessage);
+  // Two services on one port would share its connections between them.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kLargestHello));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 4);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kStrangerTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kStrangerTimeoutMs);
+  server_ = builder.BuildAndStart();
+  if (!server_ || port == 0)
+    throw UnavailableError(
+        fmt::format("cannot listen on {}: the address is in use by another process, or is not one "
+                    "of this machine's; choose another port, or the address that the other workers "
+                    "reach this machine at",
+                    address));
+  address_ = fmt::format("{}:{}", address.substr(0, address.rfind(':')), port);
+}
+
+void GrpcService::keep_time() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    state_.tick(Clock::now());
+    if (state_.empty()) changed_.notify_all();
+    alarm_ = state_.next_tick();
+    changed_.wait_until(lock, alarm_);
+  }
+}
+
+ServerStream* GrpcService::Join(grpc::CallbackServerContext* context) {
+  std::lock_guard lock(mutex_);
+  try {
+    const wire::Hello hello = hello_of(*context);
+    state_.admit(hello, Clock::now());
+    auto* const session = new Session(*this, *context, hello.rank());
+    sessions_[hello.rank()] = session;
+    state_.welcome(hello.rank());
+    return session;
+  } catch (const Error& error) {
+    ++refused_;
+    return new Refusal(grpc::Status(status_code(error.code()), error.what()));
+  } catch (const std::exception& error) {
+    return new Refusal(grpc::Status(grpc::StatusCode::INTERNAL, error.what()));
+  }
+}
+
+void GrpcService::send(int rank, wire::FromService message) {
+  if (Session* const session = sessions_[rank]) session->send(std::move(message));
+}
+
+void GrpcService::drop(int rank) {
+  if (Session* const session = sessions_[rank]) session->cancel();
+}
+
+}  // namespace
+
+std::unique_ptr<Service> serve(const Job& job, const std::string& address) {
+  check(job);
+  return std::make_unique<GrpcService>(job, address);
+}
+
+}  // namespace tutti::cluster

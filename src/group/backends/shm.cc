@@ -1,0 +1,134 @@
+#include "group/backends/shm.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bitset>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "group/arena.h"
+
+namespace tutti::group {
+
+namespace {
+
+using nlohmann::json;
+
+// What two processes must have in common to find each other's memory.
+std::string host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code ignored;
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+}
+
+using Cores = std::bitset<CPU_SETSIZE>;
+
+Cores my_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  Cores cores;
+  for (size_t i = 0; i < CPU_SETSIZE; ++i) cores[i] = CPU_ISSET(i, &set);
+  return cores;
+}
+
+class Processes : public Reach, public Members {
+ public:
+  explicit Processes(const Neighbours& neighbours) : neighbours_(neighbours) {
+    const std::string here = host();
+    Cores cores;
+    for (size_t r = 0; r < neighbours.hellos.size(); ++r) {
+      const json hello = json::parse(neighbours.hellos[r]);
+      if (hello.at("host") != here)
+        throw UnimplementedError(fmt::format(
+            "group: rank {} ({}) and rank {} ({}) cannot reach each other's memory: they are on "
+            "different hosts, or in containers that do not share their process ids",
+            neighbours.rank, neighbours.addresses[size_t(neighbours.rank)], r,
+            neighbours.addresses[r]));
+      for (const size_t core : hello.at("cores")) cores.set(core);
+      Process& process = processes_.emplace_back();
+      if (int(r) == neighbours.rank) continue;
+      process.pid = hello.at("pid");
+      process.arena = std::make_unique<PeerArena>(process.pid, hello.at("fd").get<int>(),
+                                                  hello.at("bytes").get<size_t>(),
+                                                  hello.at("inode").get<uint64_t>());
+      process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
+      if (process.pidfd < 0)
+        throw UnavailableError(fmt::format("group: rank {} ({}), process {}, is gone", r,
+                                           neighbours.addresses[r], process.pid));
+    }
+    crowded_ = processes_.size() > cores.count();
+  }
+
+  uint64_t place(const void* data, size_t bytes) const override {
+    const Arena& mine = Arena::mine();
+    return mine.contains(data, bytes) ? mine.offset_of(data) : kNowhere;
+  }
+  void* find(int rank, uint64_t place) const override {
+    if (rank == neighbours_.rank) return Arena::mine().at(place);
+    return processes_[size_t(rank)].arena->at(place);
+  }
+  std::shared_ptr<void> allocate(size_t bytes) override { return Arena::mine().allocate(bytes); }
+  std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
+    return Arena::mine().allocate_zeroed(bytes);
+  }
+
+  std::string address(int rank) const override { return neighbours_.addresses[size_t(rank)]; }
+  std::string loss(int rank) const override {
+    const Process& process = processes_[size_t(rank)];
+    pollfd ended{process.pidfd, POLLIN, 0};
+    if (process.pidfd < 0 || poll(&ended, 1, 0) <= 0) return {};
+    return fmt::format("has died (process {} is gone)", process.pid);
+  }
+  std::optional<cluster::Failure> failure() const override {
+    return neighbours_.alarm->load(std::memory_order_acquire) ? neighbours_.failure()
+                                                              : std::nullopt;
+  }
+  bool crowded() const override { return crowded_; }
+  bool separate_processes() const override { return true; }
+
+ private:
+  struct Process {
+    ~Process() {
+      if (pidfd >= 0) close(pidfd);
+    }
+    Process() = default;
+    Process(Process&& other) noexcept
+        : pid(other.pid), pidfd(std::exchange(other.pidfd, -1)), arena(std::move(other.arena)) {}
+
+    pid_t pid = 0;
+    int pidfd = -1;
+    std::unique_ptr<PeerArena> arena;  // none of this process
+  };
+
+  const Neighbours neighbours_;
+  std::vector<Process> processes_;
+  bool crowded_ = false;
+};
+
+}  // namespace
+
+std::string shm_hello() {
+  const Arena& arena = Arena::mine();
+  json cores = json::array();
+  const Cores mine = my_cores();
+  for (size_t i = 0; i < mine.size(); ++i)
+    if (mine[i]) cores.push_back(i);
+  return json{{"host", host()},        {"pid", getpid()},
+              {"fd", arena.fd()},      {"inode", inode_of(arena.fd())},
+              {"bytes", arena.size()}, {"cores", cores}}
+      .dump();
+}
+
+Neighbourhood shm_neighbourhood(const Neighbours& neighbours) {
+  const auto processes = std::make_shared<Processes>(neighbours);
+  return {processes, std::make_shared<Blocks>(), processes};
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,26 @@
+// Ranks as processes of one host, over shared memory.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "cluster/coordination.h"
+#include "group/backends/window_backend.h"
+
+namespace tutti::group {
+
+// What a process tells the others, so that they can reach its memory.
+std::string shm_hello();
+
+struct Neighbours {
+  int rank;
+  std::vector<std::string> addresses;  // by rank
+  std::vector<std::string> hellos;     // by rank
+  const std::atomic<bool>* alarm;      // set when the job fails
+  std::function<std::optional<cluster::Failure>()> failure;
+};
+
+// Maps the memory of all. UnimplementedError where one of them is on another host.
+Neighbourhood shm_neighbourhood(const Neighbours& neighbours);
+
+}  // namespace tutti::group

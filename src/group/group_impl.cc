@@ -1,0 +1,352 @@
+#include "group/group_impl.h"
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+#include <algorithm>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "observe/timeline.h"
+
+namespace tutti::detail {
+
+using group::Collective;
+using group::Description;
+using group::Patience;
+
+namespace {
+
+[[noreturn]] void invalid(Collective kind, const std::string& why) {
+  throw InvalidArgumentError(fmt::format("{}: {}", group::name(kind), why));
+}
+
+std::string text_of(const Memory& memory) {
+  if (memory.tensor)
+    return fmt::format("{}{}", name(memory.dtype), memory.tensor.shape().to_string());
+  return fmt::format("{}[{}]", name(memory.dtype), memory.count);
+}
+
+void set_shape(Description& what, const Memory& memory) {
+  what.dtype = memory.dtype;
+  what.rank = 1;
+  what.extents = {memory.count};
+  if (!memory.tensor) return;
+  const Shape& shape = memory.tensor.shape();
+  what.rank = uint32_t(shape.rank());
+  if (shape.rank() <= what.extents.size()) std::ranges::copy(shape, what.extents.begin());
+}
+
+Patience patience_of(const CommunicationOptions& options) {
+  const base::Settings& settings = base::settings();
+  return {options.timeout.value_or(settings.timeout), settings.warn_after};
+}
+
+// Two buffers of one call may be the same from `allowed` on, or must lie apart.
+void check_apart(Collective kind, const Memory& in, const Memory& out, int64_t allowed) {
+  const auto* const a = static_cast<const std::byte*>(in.data);
+  const auto* const b = static_cast<const std::byte*>(out.data);
+  const size_t a_bytes = size_t(in.count) * size_of(in.dtype);
+  const size_t b_bytes = size_t(out.count) * size_of(out.dtype);
+  if (!a_bytes || !b_bytes || a + a_bytes <= b || b + b_bytes <= a) return;
+  const bool same = kind == Collective::all_gather || kind == Collective::gather
+                        ? a == b + allowed * int64_t(size_of(out.dtype))
+                        : b == a + allowed * int64_t(size_of(in.dtype));
+  if (!same || in.dtype != out.dtype)
+    invalid(kind, fmt::format("the input {} and the output {} overlap", text_of(in), text_of(out)));
+}
+
+// Checks all that one rank can check, and says what the others must agree with.
+Description checked(const GroupCall& call, int rank, int size) {
+  const Collective kind = call.kind;
+  Description what{.kind = kind, .op = call.op, .root = call.root};
+  const Memory &in = call.in, &out = call.out;
+  const bool has_root = kind == Collective::reduce || kind == Collective::broadcast ||
+                        kind == Collective::gather || kind == Collective::scatter;
+  const bool has_peer = kind == Collective::send || kind == Collective::recv;
+  if ((has_root || has_peer) && (call.root < 0 || call.root >= size))
+    invalid(kind, fmt::format("{} is {}, expected 0 to {}", has_root ? "root" : "peer", call.root,
+                              size - 1));
+  if (has_peer && call.root == rank) invalid(kind, fmt::format("rank {} is this rank", rank));
+  const bool at_root = call.root == rank;
+  const auto expect = [&](int64_t in_parts, int64_t out_parts) {
+    if (in.count * out_parts != out.count * in_parts)
+      invalid(kind, fmt::format("the input is {} and the output {}, expected {} times as many "
+                                "elements in the {}, for {} ranks",
+                                text_of(in), text_of(out), std::max(in_parts, out_parts),
+                                in_parts > out_parts ? "input" : "output", size));
+  };
+  const auto expect_same_type = [&](DType expected) {
+    if (out.dtype != expected)
+      invalid(kind, fmt::format("the output is {}, expected {} for an input of {}{}",
+                                name(out.dtype), name(expected), name(in.dtype),
+                                in.data == out.data ? " (SUM works in place)" : ""));
+  };
+  switch (kind) {
+    case Collective::barrier: break;
+    case Collective::all_reduce:
+    case Collective::reduce:
+      set_shape(what, in);
+      expect_same_type(result_dtype(call.op, in.dtype));
+      if (kind == Collective::all_reduce || at_root) {
+        if (in.count != out.count)
+          invalid(kind, fmt::format("the input is {} and the output {}, expected as many elements",
+                                    text_of(in), text_of(out)));
+        check_apart(kind, in, out, 0);
+      }
+      break;
+    case Collective::broadcast: set_shape(what, out); break;
+    case Collective::all_gather:
+    case Collective::gather:
+      set_shape(what, in);
+      if (kind == Collective::gather && !at_root) break;
+      expect_same_type(in.dtype);
+      expect(1, size);
+      check_apart(kind, in, out, rank * in.count);
+      break;
+    case Collective::reduce_scatter:
+      set_shape(what, in);
+      expect_same_type(result_dtype(call.op, in.dtype));
+      expect(size, 1);
+      check_apart(kind, in, out, rank * out.count);
+      break;
+    case Collective::all_to_all:
+      set_shape(what, in);
+      expect_same_type(in.dtype);
+      if (in.count != out.count || in.count % size)
+        invalid(kind, fmt::format("the input is {} and the output {}, expected as many elements in "
+                                  "both, a multiple of {} ranks",
+                                  text_of(in), text_of(out), size));
+      check_apart(kind, in, out, 0);
+      break;
+    case Collective::scatter:
+      set_shape(what, out);
+      if (!at_root) break;
+      if (in.dtype != out.dtype) expect_same_type(in.dtype);
+      expect(size, 1);
+      check_apart(kind, in, out, rank * out.count);
+      break;
+    case Collective::send: set_shape(what, in); break;
+    case Collective::recv: set_shape(what, out); break;
+  }
+  return what;
+}
+
+}  // namespace
+
+GroupImpl::~GroupImpl() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard lock(queue_mutex_);
+    closing_ = true;
+  }
+  // One that is under way ends at once, rather than at its deadline.
+  if (pending_.load())
+    backend_->poison(
+        ErrorCode::aborted,
+        fmt::format("rank {} left the group while an operation was under way", rank()));
+  queue_changed_.notify_all();
+  thread_.join();
+}
+
+void GroupImpl::explain(const Error& error, const group::Record& record) {
+  if (const std::string& folder = base::settings().record_dir; !folder.empty()) {
+    std::error_code ignored;
+    std::filesystem::create_directories(folder, ignored);
+    const std::string file = fmt::format("{}/tutti-record-rank{}-{}.txt", folder, rank(), getpid());
+    std::ofstream out(file);
+    out << error.what() << "\n\ncollectives\n" << record.all();
+    if (!out.flush())
+      base::log_once(base::LogLevel::warning,
+                     fmt::format("TUTTI_RECORD_DIR: cannot write {}", file));
+  }
+  throw_error(error.code(), fmt::format("{}\n  the last operations of rank {}: {}", error.what(),
+                                        rank(), record.last(8)));
+}
+
+template <class F>
+void GroupImpl::recorded(std::mutex& mutex, group::Record& record, const Description& what,
+                         const F& operation) {
+  std::lock_guard lock(mutex);
+  observe::Span span(group::name(what.kind).data());
+  record.begin(what);
+  try {
+    operation();
+  } catch (const Error& error) {
+    explain(error, record);
+  }
+  record.end();
+}
+
+// Operations that were started in the background go first.
+template <class F>
+void GroupImpl::in_order(const Description& what, const F& operation) {
+  const auto run = [&] { recorded(collective_, collectives_, what, operation); };
+  if (pending_.load(std::memory_order_acquire) == 0 ||
+      std::this_thread::get_id() == thread_.get_id())
+    return run();
+  enqueue(run).wait();
+}
+
+void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
+  options.validate(group::name(call.kind));
+  const Description what = checked(call, rank(), size());
+  const Patience patience = patience_of(options);
+  const auto operation = [&] { backend_->run(what, call, patience); };
+  if (call.kind == Collective::send) return recorded(sending_, sent_, what, operation);
+  if (call.kind == Collective::recv) return recorded(receiving_, received_, what, operation);
+  in_order(what, operation);
+}
+
+Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
+  options.validate(group::name(call.kind));
+  const Description what = checked(call, rank(), size());
+  return enqueue([this, what, call, patience = patience_of(options)] {
+    recorded(collective_, collectives_, what, [&] { backend_->run(what, call, patience); });
+  });
+}
+
+namespace {
+
+// A list of tensors, as the leaves of one reduction.
+struct TensorList {
+  TensorList(std::span<const Tensor> list, ReduceOp op, int size)
+      : tensors(list.begin(), list.end()) {
+    what = {.kind = Collective::all_reduce, .op = op, .tensors = uint32_t(list.size())};
+    for (const Tensor& tensor : tensors) {
+      const Memory memory = write(tensor);
+      if (result_dtype(op, memory.dtype) != memory.dtype)
+        invalid(Collective::all_reduce,
+                fmt::format("the {} of {} is {}, which does not fit in place", name(op),
+                            text_of(memory), name(result_dtype(op, memory.dtype))));
+      if (inputs.empty()) set_shape(what, memory);
+      what.others = group::mixed(what.others + uint64_t(memory.dtype), uint64_t(memory.count));
+      inputs.push_back(memory.data);
+      outputs.push_back(memory.data);
+    }
+    for (size_t i = 0; i < tensors.size(); ++i)
+      pieces.push_back(
+          {{&inputs[i], 1}, {&outputs[i], 1}, tensors[i].num_elements(), tensors[i].dtype()});
+    for (int r = 0; r < size; ++r) owners.push_back(r);
+  }
+  TensorList(const TensorList&) = delete;
+
+  std::vector<Tensor> tensors;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::vector<group::Piece> pieces;
+  std::vector<int> owners;
+  Description what;
+};
+
+}  // namespace
+
+void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
+                           const CommunicationOptions& options) {
+  options.validate("all_reduce");
+  const TensorList list(tensors, op, size());
+  in_order(list.what, [&] {
+    backend_->all_reduce(list.what, {list.pieces, list.owners, op}, patience_of(options));
+  });
+}
+
+Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
+                                 const CommunicationOptions& options) {
+  options.validate("all_reduce");
+  const auto list = std::make_shared<const TensorList>(tensors, op, size());
+  return enqueue([this, list, op, patience = patience_of(options)] {
+    recorded(collective_, collectives_, list->what, [&] {
+      backend_->all_reduce(list->what, {list->pieces, list->owners, op}, patience);
+    });
+  });
+}
+
+void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
+                                  const CommunicationOptions& options) {
+  options.validate("all_reduce");
+  Description what{.kind = Collective::all_reduce,
+                   .op = reduction.op,
+                   .tensors = uint32_t(reduction.pieces.size())};
+  if (!reduction.pieces.empty()) {
+    what.dtype = reduction.pieces[0].dtype;
+    what.extents = {reduction.pieces[0].count};
+  }
+  for (const group::Piece& piece : reduction.pieces)
+    what.others = group::mixed(what.others + uint64_t(piece.dtype), uint64_t(piece.count));
+  for (const int owner : reduction.owners) what.others = group::mixed(what.others, uint64_t(owner));
+  in_order(what, [&] { backend_->all_reduce(what, reduction, patience_of(options)); });
+}
+
+void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
+                                  std::span<const int64_t> counts,
+                                  const CommunicationOptions& options) {
+  Description what{.kind = Collective::all_gather};
+  what.dtype = in.dtype;
+  what.extents = {out.count};
+  for (const int64_t count : counts) what.others = group::mixed(what.others + 1, uint64_t(count));
+  in_order(what, [&] { backend_->all_gather_uneven(what, in, out, counts, patience_of(options)); });
+}
+
+std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
+  const std::vector<int64_t> mine{color, key};
+  std::vector<int64_t> all(2 * size_t(size()));
+  run({Collective::all_gather,
+       {const_cast<int64_t*>(mine.data()), 2, DType::int64},
+       {all.data(), int64_t(all.size()), DType::int64}},
+      {});
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r)
+    if (all[2 * size_t(r)] == color) ranks.push_back(r);
+  std::ranges::stable_sort(ranks, {}, [&](int r) { return all[2 * size_t(r) + 1]; });
+  std::unique_ptr<group::Backend> part;
+  in_order({.kind = Collective::all_gather, .dtype = DType::uint64, .extents = {1}},
+           [&] { part = backend_->split(ranks, patience_of({})); });
+  return std::make_shared<GroupImpl>(std::move(part));
+}
+
+Work GroupImpl::enqueue(std::function<void()> operation) {
+  auto state = std::make_shared<Work::State>();
+  std::lock_guard lock(queue_mutex_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { work_off_queue(); });
+  pending_.fetch_add(1);
+  queue_.push_back({std::move(operation), state});
+  queue_changed_.notify_one();
+  return Work(state);
+}
+
+void GroupImpl::work_off_queue() {
+  std::unique_lock lock(queue_mutex_);
+  while (true) {
+    queue_changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const Queued next = std::move(queue_.front());
+    queue_.pop_front();
+    const bool cancelled = closing_;
+    lock.unlock();
+    std::optional<std::pair<ErrorCode, std::string>> error;
+    if (cancelled) {
+      error = {ErrorCode::cancelled, "the group was left before the operation began"};
+    } else {
+      try {
+        next.operation();
+      } catch (const Error& e) {
+        error = {e.code(), e.what()};
+      } catch (const std::exception& e) {
+        error = {ErrorCode::internal, e.what()};
+      }
+    }
+    pending_.fetch_sub(1, std::memory_order_release);
+    {
+      std::lock_guard state_lock(next.state->mutex);
+      next.state->error = std::move(error);
+      next.state->done = true;
+    }
+    next.state->changed.notify_all();
+    lock.lock();
+  }
+}
+
+}  // namespace tutti::detail

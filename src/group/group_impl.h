@@ -1,0 +1,85 @@
+// Behind a Group: the checks, the order of operations, and the record, above a backend.
+#pragma once
+
+#include <tutti/error.h>
+#include <tutti/group.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "group/backend.h"
+#include "group/record.h"
+
+namespace tutti {
+
+struct Work::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  // The error, kept as text: an exception is never shared between threads.
+  std::optional<std::pair<ErrorCode, std::string>> error;
+};
+
+namespace detail {
+
+class GroupImpl {
+ public:
+  explicit GroupImpl(std::unique_ptr<group::Backend> backend) : backend_(std::move(backend)) {}
+  // Leaves. What is still in the queue is cancelled.
+  ~GroupImpl();
+
+  int rank() const { return backend_->rank(); }
+  int size() const { return backend_->size(); }
+  group::Backend& backend() { return *backend_; }
+
+  void run(const GroupCall& call, const CommunicationOptions& options);
+  Work start(const GroupCall& call, const CommunicationOptions& options);
+  void all_reduce(std::span<const Tensor> tensors, ReduceOp op,
+                  const CommunicationOptions& options);
+  Work start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
+                        const CommunicationOptions& options);
+  // The replicas of this rank are leaves of the tree; see LeafReduction.
+  void all_reduce_leaves(const group::LeafReduction& reduction,
+                         const CommunicationOptions& options);
+  void all_gather_uneven(const Memory& in, const Memory& out, std::span<const int64_t> counts,
+                         const CommunicationOptions& options);
+  std::shared_ptr<GroupImpl> split(int color, int key);
+
+ private:
+  template <class F>
+  void in_order(const group::Description& what, const F& operation);
+  template <class F>
+  void recorded(std::mutex& mutex, group::Record& record, const group::Description& what,
+                const F& operation);
+  Work enqueue(std::function<void()> operation);
+  void work_off_queue();
+  [[noreturn]] void explain(const Error& error, const group::Record& record);
+
+  std::unique_ptr<group::Backend> backend_;
+  std::mutex collective_, sending_, receiving_;
+  group::Record collectives_, sent_, received_;
+
+  std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  struct Queued {
+    std::function<void()> operation;
+    std::shared_ptr<Work::State> state;
+  };
+  std::deque<Queued> queue_;
+  std::atomic<int> pending_{0};  // queued or running
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+struct GroupAccess {
+  static Group make(std::shared_ptr<GroupImpl> impl) { return Group(std::move(impl)); }
+  static GroupImpl& impl(const Group& group) { return *group.impl_; }
+};
+
+}  // namespace detail
+}  // namespace tutti

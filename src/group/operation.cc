@@ -1,0 +1,57 @@
+#include "group/operation.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace tutti::group {
+
+std::string_view name(Collective kind) {
+  switch (kind) {
+    case Collective::barrier: return "barrier";
+    case Collective::all_reduce: return "all_reduce";
+    case Collective::reduce: return "reduce";
+    case Collective::broadcast: return "broadcast";
+    case Collective::all_gather: return "all_gather";
+    case Collective::reduce_scatter: return "reduce_scatter";
+    case Collective::all_to_all: return "all_to_all";
+    case Collective::gather: return "gather";
+    case Collective::scatter: return "scatter";
+    case Collective::send: return "send";
+    case Collective::recv: return "recv";
+  }
+  return "?";
+}
+
+uint64_t Description::hash() const {
+  uint64_t sum = mixed(
+      uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 | uint64_t(uint32_t(root)) << 32,
+      uint64_t(tensors) | uint64_t(rank) << 32);
+  for (const int64_t extent : extents) sum = mixed(sum, uint64_t(extent));
+  return mixed(sum, others);
+}
+
+std::string Description::to_string() const {
+  if (kind == Collective::barrier) return "";
+  std::string text{tutti::name(dtype)};
+  if (rank > extents.size())
+    text += fmt::format("[{} elements]", extents[0]);
+  else
+    text += fmt::format("[{}]", fmt::join(std::span(extents).first(rank), ", "));
+  if (tensors != 1) text = fmt::format("{} tensors, the first {}", tensors, text);
+  switch (kind) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::reduce_scatter: text += fmt::format(", {}", tutti::name(op)); break;
+    default: break;
+  }
+  if (kind == Collective::send || kind == Collective::recv)
+    text += fmt::format(", {} rank {}", kind == Collective::send ? "to" : "from", root);
+  else if (root >= 0)
+    text += fmt::format(", root {}", root);
+  return text;
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,61 @@
+// One operation of a group: what ranks must agree on, and the memory it works on.
+#pragma once
+
+#include <tutti/group.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace tutti::group {
+
+using detail::Collective;
+
+std::string_view name(Collective kind);
+
+// What all ranks must say alike. Plain bytes, since it lies where other processes read it.
+struct Description {
+  Collective kind = Collective::barrier;
+  DType dtype = DType::float32;
+  ReduceOp op = ReduceOp::SUM;
+  int32_t root = -1;
+  uint32_t tensors = 1;
+  uint32_t rank = 1;                    // of the shape; more than extents holds: only their product
+  std::array<int64_t, 3> extents = {};  // of the first tensor
+  uint64_t others = 0;                  // stands for the other tensors, and for who has which leaf
+
+  uint64_t hash() const;
+  std::string to_string() const;  // "float32[3, 2], SUM"
+  friend bool operator==(const Description&, const Description&) = default;
+};
+
+// One tensor of a reduction: every output becomes the combination of all leaves of all ranks.
+struct Piece {
+  std::span<const void* const> inputs;  // the leaves of this rank, by their ids
+  std::span<void* const> outputs;  // of this rank; each is one of the inputs, or apart from all
+  int64_t count;
+  DType dtype;
+};
+
+// A reduction over leaves. Leaf i belongs to rank owners[i]; a rank may have any number of them.
+struct LeafReduction {
+  std::span<const Piece> pieces;
+  std::span<const int> owners;
+  ReduceOp op;
+};
+
+// How long a call may wait, in all; counted from its first wait.
+struct Patience {
+  std::chrono::nanoseconds timeout;     // 0: for ever
+  std::chrono::nanoseconds warn_after;  // 0: never
+};
+
+inline uint64_t mixed(uint64_t a, uint64_t b) {
+  const unsigned __int128 product =
+      (unsigned __int128)(a ^ 0x9E3779B97F4A7C15u) * (b ^ 0xD6E8FEB86659FD93u);
+  return uint64_t(product) ^ uint64_t(product >> 64);
+}
+
+}  // namespace tutti::group

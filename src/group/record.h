@@ -1,0 +1,35 @@
+// The last operations of a rank, kept for when something goes wrong.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "group/operation.h"
+
+namespace tutti::group {
+
+// For one thread at a time.
+class Record {
+ public:
+  // The number that the errors call it by. Its end is never set where it failed.
+  void begin(const Description& what);
+  void end() { at(count_ - 1).done = true; }
+
+  std::string last(size_t operations) const;  // one line: "#3 barrier, #4 all_reduce(...) failed"
+  std::string all() const;                    // one line each, with times
+
+ private:
+  static constexpr size_t kKept = 256;
+  struct Entry {
+    Description what;
+    int64_t started;  // seconds and nanoseconds of the clock on the wall, coarse but cheap
+    bool done;
+  };
+  Entry& at(uint64_t number) { return entries_[number % kKept]; }
+  const Entry& at(uint64_t number) const { return entries_[number % kKept]; }
+
+  std::array<Entry, kKept> entries_;
+  uint64_t count_ = 0;
+};
+
+}  // namespace tutti::group

@@ -1,0 +1,322 @@
+#include "group/window.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+#include "base/spin.h"
+
+namespace tutti::group {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::nanoseconds;
+
+// How long a sleeper sleeps before it looks whether all others are still there.
+constexpr nanoseconds kNap = std::chrono::milliseconds(20);
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free &&
+              std::atomic<uint64_t>::is_always_lock_free);
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, bool shared) {
+  const timespec nap{0, kNap.count()};
+  syscall(SYS_futex, &word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, value, &nap, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word, bool shared) {
+  syscall(SYS_futex, &word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr,
+          0);
+}
+
+std::string seconds(nanoseconds time) {
+  return fmt::format("{:.3g} s", std::chrono::duration<double>(time).count());
+}
+
+std::string described(const Description& what, uint64_t number) {
+  const std::string details = what.to_string();
+  return fmt::format("{} #{}{}", name(what.kind), number,
+                     details.empty() ? "" : fmt::format(" ({})", details));
+}
+
+}  // namespace
+
+// Something that another rank will do: `word` leaves `value` (sends, receives) or becomes it
+// (phases).
+struct Window::Wait {
+  std::atomic<uint32_t>& word;
+  uint32_t value;
+  bool until_equal;
+  std::atomic<uint32_t>& sleepers;
+  int peer;
+  const Description& what;
+  uint64_t number;
+  Waiting& waiting;
+
+  bool over(uint32_t now) const { return (now == value) == until_equal; }
+};
+
+Window::Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const Members> members)
+    : rank_(rank),
+      blocks_(std::move(blocks)),
+      members_(std::move(members)),
+      crowded_(members_->crowded()),
+      unclaimed_(blocks_.size()) {}
+
+Window::~Window() {
+  Block& mine = *blocks_[size_t(rank_)];
+  mine.left.store(1);
+  for (Slot& slot : mine.slots) wake(slot.phase, mine.sleepers);
+  for (Block* block : blocks_) block->gone.fetch_add(1);
+}
+
+void Window::begin(const Description& what, Patience patience) {
+  if (blocks_[0]->poison.state.load(std::memory_order_relaxed) != 0) check();
+  waiting_ = {patience};
+  what_ = what;
+  hash_ = what.hash();
+  if (const auto failure = members_->failure())
+    fail(failure->code, fmt::format("{}: {}", described(what, number_ + 1), failure->text));
+  Block& mine = *blocks_[size_t(rank_)];
+  mine.operation.store(++number_, std::memory_order_relaxed);
+  mine.descriptions[(phase_ + 1) & 1] = what;
+}
+
+void Window::meet(uint32_t flag) {
+  const uint32_t phase = ++phase_;
+  Block& mine = *blocks_[size_t(rank_)];
+  Slot& shown = mine.slots[phase & 1];
+  shown.flag = flag;
+  shown.hash = hash_;
+  shown.phase.store(phase);  // before sleepers is read: who sleeps has seen it, or is seen
+  if (mine.sleepers.load() != 0) wake(shown.phase, mine.sleepers);
+  for (int r = 0; r < size(); ++r) {
+    Slot& other = slot(r, phase);
+    if (other.phase.load(std::memory_order_acquire) != phase) {
+      Wait wait{other.phase, phase, true,    blocks_[size_t(r)]->sleepers,
+                r,           what_, number_, waiting_};
+      await(wait);
+    }
+    if (other.hash != hash_) disagree(r);
+  }
+}
+
+void Window::disagree(int other) {
+  // Only the first phase of an operation can bring this, so its description is in this phase's
+  // place.
+  const Description& theirs = blocks_[size_t(other)]->descriptions[phase_ & 1];
+  const auto call = [](const Description& what) {
+    return fmt::format("{}({})", name(what.kind), what.to_string());
+  };
+  // All ranks say it in the same way, whoever finds it first.
+  const bool first = rank_ < other;
+  const Description mine = what_;
+  fail(
+      ErrorCode::invalid_argument,
+      fmt::format("operation #{}: {} calls {}, and {} calls {}; all ranks of a group must call the "
+                  "same operations in the same order",
+                  number_, name_of(first ? rank_ : other), call(first ? mine : theirs),
+                  name_of(first ? other : rank_), call(first ? theirs : mine)));
+}
+
+void Window::wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const {
+  if (sleepers.load() != 0) futex_wake(word, members_->separate_processes());
+}
+
+void Window::await(Wait& wait) {
+  const auto over = [&] { return wait.over(wait.word.load(std::memory_order_acquire)); };
+  // With a core for every rank the other is on its way. Else it may need this core to get there.
+  for (int i = crowded_ ? 50 : 2000; i > 0; --i) {
+    base::pause();
+    if (over()) return;
+  }
+  for (int i = crowded_ ? 20 : 0; i > 0; --i) {
+    sched_yield();
+    if (over()) return;
+  }
+  if (!wait.waiting.started) wait.waiting.started = Clock::now();
+  while (true) {
+    wait.sleepers.fetch_add(1);
+    const uint32_t now = wait.word.load();
+    if (!wait.over(now)) futex_wait(wait.word, now, members_->separate_processes());
+    wait.sleepers.fetch_sub(1);
+    if (over()) return;
+    look_around(wait);
+  }
+}
+
+void Window::look_around(Wait& wait) {
+  check();  // a published error comes first
+  const auto still_missing = [&] { return !wait.over(wait.word.load(std::memory_order_acquire)); };
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    if (blocks_[size_t(r)]->left.load()) {
+      // Who left is missed only by those who wait for it; it may have done its part before.
+      if (r == wait.peer && still_missing())
+        fail(ErrorCode::unavailable,
+             fmt::format("{}: {} has left the group; {}", described(wait.what, wait.number),
+                         name_of(r), progress(r)));
+      continue;
+    }
+    const std::string loss = members_->loss(r);
+    if (loss.empty()) continue;
+    check();  // the lost one may have said why before it went
+    if (blocks_[size_t(r)]->left.load()) continue;
+    fail(ErrorCode::unavailable, fmt::format("{}: {} {}; {}", described(wait.what, wait.number),
+                                             name_of(r), loss, progress(r)));
+  }
+  if (const auto failure = members_->failure())
+    fail(failure->code, fmt::format("{}: {}", described(wait.what, wait.number), failure->text));
+  const Patience& patience = wait.waiting.patience;
+  const nanoseconds waited = Clock::now() - *wait.waiting.started;
+  const auto missing = [&] {
+    std::vector<std::string> who;
+    for (int r = 0; r < size(); ++r)
+      if (wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer)
+        who.push_back(fmt::format("{}; {}", name_of(r), progress(r)));
+    return fmt::format("{}", fmt::join(who, ", and for "));
+  };
+  if (patience.timeout.count() && waited >= patience.timeout) {
+    const std::string who = missing();
+    if (!who.empty())
+      fail(ErrorCode::deadline_exceeded,
+           fmt::format("{}: waited {} for {}", described(wait.what, wait.number),
+                       seconds(patience.timeout), who));
+  }
+  if (patience.warn_after.count() && waited >= patience.warn_after && !wait.waiting.warned) {
+    wait.waiting.warned = true;
+    base::log(base::LogLevel::warning,
+              fmt::format("{}: has waited {} for {}", described(wait.what, wait.number),
+                          seconds(waited), missing()));
+  }
+}
+
+std::string Window::name_of(int rank) const {
+  const std::string address = members_->address(rank);
+  return address.empty() ? fmt::format("rank {}", rank)
+                         : fmt::format("rank {} ({})", rank, address);
+}
+
+std::string Window::progress(int rank) const {
+  const uint64_t at = blocks_[size_t(rank)]->operation.load();
+  return at == 0 ? fmt::format("rank {} has not begun any operation", rank)
+                 : fmt::format("rank {} is at #{}", rank, at);
+}
+
+void Window::poison(ErrorCode code, const std::string& text) {
+  Poison& poison = blocks_[0]->poison;
+  uint32_t none = 0;
+  if (!poison.state.compare_exchange_strong(none, 1)) return;
+  poison.code = code;
+  const size_t bytes = std::min(text.size(), sizeof(poison.text) - 1);
+  std::memcpy(poison.text, text.data(), bytes);
+  poison.text[bytes] = 0;
+  poison.state.store(2);
+  for (Block* block : blocks_)
+    for (Slot& slot : block->slots) wake(slot.phase, block->sleepers);
+}
+
+void Window::fail(ErrorCode code, const std::string& text) {
+  poison(code, text);
+  check();
+  throw_error(code, text);  // whoever was first died while writing it
+}
+
+void Window::check() const {
+  const Poison& poison = blocks_[0]->poison;
+  if (poison.state.load(std::memory_order_acquire) == 0) return;
+  // Whoever writes it is about to be done, unless it dies in between.
+  const auto limit = Clock::now() + std::chrono::milliseconds(100);
+  while (poison.state.load(std::memory_order_acquire) == 1)
+    if (Clock::now() > limit)
+      throw UnavailableError("the group has failed, and the rank that said so died saying it");
+  throw_error(poison.code, poison.text);
+}
+
+void Window::send(const Description& what, const detail::Memory& in, int64_t tag,
+                  Patience patience) {
+  check();
+  Waiting waiting{patience};
+  Channel& channel = this->channel(rank_, what.root);
+  const auto* from = static_cast<const std::byte*>(in.data);
+  const size_t bytes = size_t(in.count) * size_of(in.dtype);
+  size_t at = 0;
+  do {
+    const uint32_t number = channel.written.load(std::memory_order_relaxed);
+    const uint32_t full = number - 2;  // both packets are on their way while this many are taken
+    if (channel.taken.load(std::memory_order_acquire) == full) {
+      Wait wait{channel.taken, full, false, channel.sleepers, what.root, what, number_, waiting};
+      await(wait);
+    }
+    Packet& packet = channel.packets[number & 1];
+    const size_t now = std::min(bytes - at, kPacket);
+    packet.tag = tag;
+    packet.bytes = bytes;
+    packet.dtype = in.dtype;
+    if (now) std::memcpy(packet.data, from + at, now);
+    channel.written.store(number + 1);
+    wake(channel.written, channel.sleepers);
+    at += now;
+  } while (at < bytes);
+}
+
+void Window::recv(const Description& what, const detail::Memory& out, int64_t tag,
+                  Patience patience) {
+  check();
+  Waiting waiting{patience};
+  const int peer = what.root;
+  const size_t bytes = size_t(out.count) * size_of(out.dtype);
+  const auto expect = [&](DType dtype, size_t sent) {
+    if (dtype == out.dtype && sent == bytes) return;
+    fail(ErrorCode::invalid_argument,
+         fmt::format("recv: {} sent {}[{}] with tag {}, and {} expects {}[{}]", name_of(peer),
+                     tutti::name(dtype), sent / size_of(dtype), tag, name_of(rank_),
+                     tutti::name(out.dtype), out.count));
+  };
+  std::vector<Message>& early = unclaimed_[size_t(peer)];
+  const auto found = std::ranges::find(early, tag, &Message::tag);
+  if (found != early.end()) {
+    expect(found->dtype, found->data.size());
+    if (bytes) std::memcpy(out.data, found->data.data(), bytes);
+    early.erase(found);
+    return;
+  }
+  Channel& channel = this->channel(peer, rank_);
+  for (bool mine = false; !mine;) {
+    // One message, packet by packet: into `out`, or aside where it is another's turn.
+    Message aside{};
+    size_t at = 0, whole = 0;
+    do {
+      const uint32_t number = channel.taken.load(std::memory_order_relaxed);
+      if (channel.written.load(std::memory_order_acquire) == number) {
+        Wait wait{channel.written, number, false, channel.sleepers, peer, what, number_, waiting};
+        await(wait);
+      }
+      const Packet& packet = channel.packets[number & 1];
+      if (at == 0) {
+        whole = packet.bytes;
+        mine = packet.tag == tag;
+        if (mine)
+          expect(packet.dtype, whole);
+        else
+          aside = {packet.tag, packet.dtype, std::vector<std::byte>(whole)};
+      }
+      const size_t now = std::min(whole - at, kPacket);
+      std::byte* const to = mine ? static_cast<std::byte*>(out.data) : aside.data.data();
+      if (now) std::memcpy(to + at, packet.data, now);
+      channel.taken.store(number + 1);
+      wake(channel.taken, channel.sleepers);
+      at += now;
+    } while (at < whole);
+    if (!mine) early.push_back(std::move(aside));
+  }
+}
+
+}  // namespace tutti::group

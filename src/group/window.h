@@ -1,0 +1,160 @@
+// The meeting place of a group's ranks: memory that all of them reach, whether they are threads or
+// processes. It knows phases and waiting, and nothing of what is being done.
+//
+// Each rank has a block. In every phase a rank puts something there, shows it, and waits until all
+// have shown theirs. Two areas take turns: who has met the others in phase p knows that all have
+// read what was shown in phase p - 1, and may write over it. So one meeting a phase is enough.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cluster/coordination.h"
+#include "group/operation.h"
+
+namespace tutti::group {
+
+// What the outside knows of the ranks.
+class Members {
+ public:
+  virtual ~Members() = default;
+  virtual std::string address(int rank) const = 0;  // "127.0.0.1:5002"; empty for a thread
+  // Why nothing more can come from this rank, without having said so; empty while it may.
+  virtual std::string loss(int rank) const = 0;
+  // Why the whole job cannot go on. Asked often.
+  virtual std::optional<cluster::Failure> failure() const = 0;
+  virtual bool crowded() const = 0;  // are there more ranks than cores to run them on?
+  virtual bool separate_processes() const = 0;
+};
+
+constexpr size_t kLine = 64;          // what one core takes from another at once
+constexpr size_t kArea = 512 << 10;   // what a rank shows in one phase, at most
+constexpr size_t kPacket = 64 << 10;  // what travels at once between two ranks
+
+// How far a call's patience is used up.
+struct Waiting {
+  Patience patience;
+  std::optional<std::chrono::steady_clock::time_point> started = {};  // its first wait
+  bool warned = false;
+};
+
+// What lies in shared memory. Atomics without locks, and no pointers.
+struct alignas(kLine) Slot {
+  std::atomic<uint32_t> phase;  // what is shown belongs to this one
+  uint32_t flag;
+  uint64_t hash;      // of the operation
+  std::byte few[48];  // with so little, all comes in one line
+};
+
+struct Packet {
+  int64_t tag;
+  uint64_t bytes;  // of the whole message
+  DType dtype;
+  alignas(kLine) std::byte data[kPacket];
+};
+
+// Packets from one rank to another. Each counter has one writer.
+struct Channel {
+  alignas(kLine) std::atomic<uint32_t> written;
+  alignas(kLine) std::atomic<uint32_t> taken;
+  alignas(kLine) std::atomic<uint32_t> sleepers;
+  Packet packets[2];
+};
+
+struct Poison {
+  std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: there
+  ErrorCode code;
+  char text[4096 - 8];
+};
+
+struct Block {
+  Slot slots[2];
+  alignas(kLine) Description descriptions[2];
+  alignas(kLine) std::atomic<uint32_t> sleepers;   // who wait on a slot of this block
+  alignas(kLine) std::atomic<uint64_t> operation;  // the one this rank is in, or was in last
+  std::atomic<uint32_t> left;
+  std::atomic<uint32_t>
+      gone;  // ranks that will never look here again; with all of them, it is free
+  alignas(kLine) Poison poison;  // that of rank 0 counts
+  alignas(4096) std::byte areas[2][kArea];
+
+  Channel& to(int peer) { return reinterpret_cast<Channel*>(this + 1)[peer]; }
+  static size_t bytes(int ranks) { return sizeof(Block) + sizeof(Channel) * size_t(ranks); }
+};
+
+class Window {
+ public:
+  // `blocks` are zeroed, and stay until all ranks are gone.
+  Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const Members> members);
+  ~Window();  // leaves
+  Window(const Window&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return int(blocks_.size()); }
+  const Members& members() const { return *members_; }
+  uint64_t operation() const { return number_; }
+
+  // A new operation, which all ranks must describe alike. Throws where the group has failed.
+  void begin(const Description& what, Patience patience);
+
+  // Where to put up to `bytes` for the next phase, and what `rank` has shown in this one.
+  std::byte* mine(size_t bytes) { return place(rank_, phase_ + 1, bytes); }
+  const std::byte* shown(int rank, size_t bytes) const { return place(rank, phase_, bytes); }
+  uint32_t flag(int rank) const { return slot(rank, phase_).flag; }
+
+  // Shows what is in place and waits until all ranks have shown theirs.
+  void meet(uint32_t flag = 0);
+
+  // Between two ranks; `what` is a send or a recv. The other's dtype and size must be the same. A
+  // thread may send and another receive while a third is in a collective.
+  void send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience);
+  void recv(const Description& what, const detail::Memory& out, int64_t tag, Patience patience);
+
+  // The group has failed: tells all ranks, unless another error was first, and throws the first.
+  [[noreturn]] void fail(ErrorCode code, const std::string& text);
+  // The same without throwing.
+  void poison(ErrorCode code, const std::string& text);
+  // Throws where the group has failed.
+  void check() const;
+
+ private:
+  struct Wait;
+  struct Message {
+    int64_t tag;
+    DType dtype;
+    std::vector<std::byte> data;
+  };
+
+  Slot& slot(int rank, uint32_t phase) const { return blocks_[size_t(rank)]->slots[phase & 1]; }
+  std::byte* place(int rank, uint32_t phase, size_t bytes) const {
+    return bytes <= sizeof(Slot::few) ? slot(rank, phase).few
+                                      : blocks_[size_t(rank)]->areas[phase & 1];
+  }
+  Channel& channel(int from, int to) const { return blocks_[size_t(from)]->to(to); }
+  [[noreturn]] void disagree(int other);
+  void await(Wait& wait);
+  void look_around(Wait& wait);
+  std::string name_of(int rank) const;   // "rank 2 (127.0.0.1:5002)"
+  std::string progress(int rank) const;  // "rank 2 is at #12"
+  void wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const;
+
+  const int rank_;
+  const std::vector<Block*> blocks_;
+  const std::shared_ptr<const Members> members_;
+  const bool crowded_;  // more ranks than cores
+  uint64_t number_ = 0;
+  uint32_t phase_ = 0;
+  Description what_;
+  uint64_t hash_ = 0;
+  Waiting waiting_{};
+  std::vector<std::vector<Message>> unclaimed_;  // messages by sender, received before their turn
+};
+
+}  // namespace tutti::group

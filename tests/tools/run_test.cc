@@ -1,0 +1,624 @@
+// tutti run
+#include <gmock/gmock.h>
+#include <pty.h>
+#include <tutti/version.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "tool.h"
+
+namespace tutti::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+
+// A folder for one test.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "tutti_run_XXXXXX").string();
+    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  fs::path path_;
+};
+
+std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// 'R', 'S', 'T' ...
+char state(pid_t process) {
+  const std::string status = content("/proc/" + std::to_string(process) + "/status");
+  const size_t at = status.find("State:\t");
+  return at == std::string::npos ? 0 : status[at + 7];
+}
+
+// The process ids that workers have printed as "pid 4711".
+std::vector<pid_t> printed_pids(const std::string& text) {
+  std::vector<pid_t> pids;
+  const std::regex pattern("pid (\\d+)");
+  for (std::sregex_iterator at(text.begin(), text.end(), pattern), end; at != end; ++at)
+    pids.push_back(std::stoi((*at)[1]));
+  return pids;
+}
+
+void expect_all_gone(const std::string& text, size_t count) {
+  const std::vector<pid_t> pids = printed_pids(text);
+  EXPECT_EQ(pids.size(), count) << text;
+  for (const pid_t pid : pids) EXPECT_FALSE(alive(pid)) << "process " << pid << " is left";
+}
+
+// ---- what workers get
+
+class RunWith : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Workers, RunWith, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST_P(RunWith, EveryWorkerKnowsTheClusterAndItsPlace) {
+  const int n = GetParam();
+  Tool tool(Tool::shells(n,
+                         "echo \"$TF_CONFIG\"; echo \"token $TUTTI_TOKEN\"; "
+                         "echo \"coordinator ${TUTTI_COORDINATOR-none}\""),
+            {"TUTTI_TOKEN=outer", "TUTTI_COORDINATOR=outer:1", "TF_CONFIG=outer"});
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.err(), "");
+  std::vector<nlohmann::json> configs(static_cast<size_t>(n));
+  std::set<std::string> others;
+  for (const std::string& line : lines_of(tool.out())) {
+    const size_t space = line.find(' ');
+    const std::string text = line.substr(space + 1);
+    if (text[0] == '{')
+      configs.at(std::stoul(line.substr(1))) = nlohmann::json::parse(text);
+    else
+      others.insert(text);
+  }
+  std::set<std::string> addresses;
+  for (int rank = 0; rank < n; ++rank) {
+    const nlohmann::json& config = configs[size_t(rank)];
+    EXPECT_EQ(config["task"], (nlohmann::json{{"type", "worker"}, {"index", rank}}));
+    EXPECT_EQ(config["cluster"], configs[0]["cluster"]);
+    EXPECT_EQ(config["cluster"].size(), 1);
+    EXPECT_EQ(config["cluster"]["worker"].size(), size_t(n));
+    addresses.insert(config["cluster"]["worker"][size_t(rank)]);
+  }
+  EXPECT_EQ(addresses.size(), size_t(n));
+  for (const std::string& address : addresses)
+    EXPECT_THAT(address, MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
+  const std::string chief = configs[0]["cluster"]["worker"][0];
+  EXPECT_THAT(others, ElementsAre("coordinator " + (n == 1 ? "none" : chief),
+                                  MatchesRegex("token [0-9a-f]{32}")));
+}
+
+TEST(Run, HostsTheServiceForTheTimeOfTheJob) {
+  Folder folder;
+  const std::string log = folder.file("log");
+  Tool tool(Tool::shells(2, "echo \"serve $TUTTI_COORDINATOR $TUTTI_TOKEN\"; cat '" + log + "'"),
+            {"TEST_SERVICE_LOG=" + log, "TEST_SERVICE_REFUSALS=2"});
+  EXPECT_EQ(tool.finish(), 0);
+  const std::vector<std::string> lines = lines_of(content(log));
+  ASSERT_EQ(lines.size(), 4);
+  EXPECT_THAT(tool.out(), HasSubstr("[0] " + lines[0].substr(0, lines[0].rfind(' '))));
+  EXPECT_THAT(lines[0], EndsWith(" " + std::string(version())));
+  EXPECT_EQ(lines[1], "worker " + lines[0].substr(6, lines[0].find(' ', 6) - 6));
+  EXPECT_EQ(lines[3], "end");
+  EXPECT_THAT(tool.out(), Not(HasSubstr("end")));
+}
+
+TEST(Run, SaysWhatIsMissingWhereThereIsNoService) {
+  Tool tool({"run", "-n", "2", "true"}, {"TUTTI_MODULE_PATH=/nowhere"});
+  EXPECT_EQ(tool.finish(), 1);
+  EXPECT_THAT(tool.err(), HasSubstr("tutti run: the module \"cluster\" cannot be loaded"));
+  Tool alone({"run", "-n", "1", "true"}, {"TUTTI_MODULE_PATH=/nowhere"});
+  EXPECT_EQ(alone.finish(), 0) << "one worker needs none";
+}
+
+#ifdef TUTTI_REAL_MODULES
+TEST(Run, WorksWithTheRealService) {
+  Process tool(
+      {TUTTI_TOOL, "run", "-n", "3", "sh", "-c", "echo $TUTTI_COORDINATOR; ls /proc/self/fd"},
+      {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES});
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.err(), "");
+  Process bare({"ls", "/proc/self/fd"}, {});
+  bare.finish();
+  EXPECT_EQ(lines_of(tool.out()).size(), 3 * (1 + lines_of(bare.out()).size()))
+      << "workers inherit descriptors of the service: " << tool.out();
+}
+
+TEST(Run, FindsTheModulesBesideItself) {
+  Process tool({TUTTI_TOOL, "run", "-n", "2", "sh", "-c", "echo ${TUTTI_MODULE_PATH-none}"}, {});
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(sorted(lines_of(tool.out())), ElementsAre("[0] none", "[1] none"));
+}
+#endif
+
+TEST(Run, HandsOnArgumentsAsTheyAre) {
+  const std::vector<std::string> script{"sh", "-c", "printf '<%s>' \"$@\"", "sh"};
+  const std::vector<std::string> arguments{"-n", "9", "--", "--help", "", "a b", "*"};
+  for (const bool marked : {false, true}) {
+    std::vector<std::string> command{"run", "-n", "1"};
+    if (marked) command.push_back("--");
+    command.insert(command.end(), script.begin(), script.end());
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    Tool tool(command);
+    EXPECT_EQ(tool.finish(), 0);
+    EXPECT_EQ(tool.out(), "[0] <-n><9><--><--help><><a b><*>\n");
+  }
+}
+
+TEST(Run, OnlyRankZeroGetsTheInput) {
+  Tool tool(Tool::shells(3, "cat; echo end"));
+  tool.write("hello\n");
+  EXPECT_TRUE(tool.wait_for("[1] end"));
+  EXPECT_TRUE(tool.wait_for("[2] end"));
+  EXPECT_TRUE(tool.wait_for("[0] hello"));
+  EXPECT_THAT(tool.out(), Not(HasSubstr("[0] end")));
+  tool.close_input();
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(sorted(lines_of(tool.out())),
+              ElementsAre("[0] end", "[0] hello", "[1] end", "[2] end"));
+}
+
+TEST(Run, WorkersInheritNoDescriptorsOfOurs) {
+  const std::string list = "ls /proc/self/fd";
+  Process bare({"sh", "-c", list}, {});
+  EXPECT_EQ(bare.finish(), 0);
+  Tool tool({"run", "-n", "3", "sh", "-c", list});
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(lines_of(tool.out()).size(), 3 * lines_of(bare.out()).size()) << tool.out();
+}
+
+TEST(Run, WorkersHaveTheUsualSignalsAndAGroupOfTheirOwn) {
+  Tool tool(Tool::shells(1,
+                         "grep -E 'SigBlk|SigIgn' /proc/self/status; "
+                         "[ \"$(cut -d' ' -f5 /proc/$$/stat)\" = $$ ] && echo leader"));
+  EXPECT_EQ(tool.finish(), 0);
+  const std::vector<std::string> lines = lines_of(tool.out());
+  ASSERT_EQ(lines.size(), 3) << tool.out();
+  EXPECT_EQ(lines[0], "[0] SigBlk:\t0000000000000000");
+  const uint64_t ignored = std::stoull(lines[1].substr(lines[1].find('\t')), nullptr, 16);
+  EXPECT_EQ(ignored & (1 << (SIGPIPE - 1)), 0);
+  EXPECT_EQ(lines[2], "[0] leader");
+}
+
+// ---- what they write
+
+TEST(Run, PutsTheRankBeforeEveryLine) {
+  Tool tool(Tool::shells(3, "echo one $r; echo; echo \"  two\""));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(sorted(lines_of(tool.out())),
+              ElementsAre("[0] ", "[0]   two", "[0] one 0", "[1] ", "[1]   two", "[1] one 1",
+                          "[2] ", "[2]   two", "[2] one 2"));
+  EXPECT_EQ(tool.err(), "");
+}
+
+TEST(Run, KeepsTheTwoStreamsApart) {
+  Tool tool(Tool::shells(2, "echo out; echo err >&2"));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(sorted(lines_of(tool.out())), ElementsAre("[0] out", "[1] out"));
+  EXPECT_THAT(sorted(lines_of(tool.err())), ElementsAre("[0] err", "[1] err"));
+}
+
+TEST(Run, EndsALastLineThatHasNoEnd) {
+  Tool tool(Tool::shells(2, "printf \"half $r\"; printf oops >&2; exit $r"));
+  EXPECT_EQ(tool.finish(), 1);
+  EXPECT_THAT(sorted(lines_of(tool.out())), ElementsAre("[0] half 0", "[1] half 1"));
+  EXPECT_THAT(tool.out(), EndsWith("\n"));
+  EXPECT_THAT(
+      lines_of(tool.err()),
+      ::testing::Contains(MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) exited with 1")));
+}
+
+TEST(Run, PassesLinesOnAsTheyCome) {
+  Tool tool(Tool::shells(1, "echo ready; read answer; echo got $answer"));
+  EXPECT_TRUE(tool.wait_for("[0] ready\n"));
+  tool.write("it\n");
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.out(), "[0] ready\n[0] got it\n");
+}
+
+TEST(Run, PassesVeryLongLinesOnInPieces) {
+  for (const size_t size : {65535, 65536, 65537, 131072, 1'000'000}) {
+    Tool tool(Tool::shells(
+        1, "head -c " + std::to_string(size) + " /dev/zero | tr '\\0' x; echo; echo after"));
+    EXPECT_EQ(tool.finish(), 0);
+    size_t total = 0;
+    std::vector<std::string> lines = lines_of(tool.out());
+    ASSERT_EQ(lines.size(), (size + 65535) / 65536 + 1);
+    EXPECT_EQ(lines.back(), "[0] after");
+    lines.pop_back();
+    for (const std::string& line : lines) {
+      EXPECT_TRUE(line.starts_with("[0] x"));
+      total += line.size() - 4;
+    }
+    EXPECT_EQ(total, size);
+  }
+}
+
+TEST(Run, PassesUnprintableBytesOnAsTheyAre) {
+  Tool tool(Tool::shells(1, "printf '\\000\\377\\033[1m\\r\\t\\302\\n'"));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.out(), std::string("[0] \0\377\033[1m\r\t\302\n", 14));
+}
+
+TEST(Run, LosesNothingOfMuchOutput) {
+  Tool tool(Tool::shells(2, "seq 200000"));
+  EXPECT_EQ(tool.finish(), 0);
+  std::array<int, 2> last{};
+  for (const std::string& line : lines_of(tool.out())) {
+    int& number = last.at(line[1] == '1');
+    ASSERT_EQ(line.substr(4), std::to_string(++number));
+  }
+  EXPECT_THAT(last, ElementsAre(200000, 200000));
+}
+
+TEST(Run, WorkersWaitForASlowReader) {
+  Folder folder;
+  // Far more than all buffers on the way hold: the worker cannot be done before we read.
+  Tool tool(Tool::shells(1, "seq 1000000; echo done >'" + folder.file("done") + "'"));
+  EXPECT_TRUE(tool.wait_for("[0] 1\n"));
+  EXPECT_FALSE(fs::exists(folder.file("done")));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(tool.out(), EndsWith("[0] 1000000\n"));
+}
+
+TEST(Run, EndsWhenNobodyReadsItsOutput) {
+  Tool tool(Tool::shells(2, "exec yes"));
+  EXPECT_TRUE(tool.wait_for("[0] y"));
+  tool.close_output();
+  EXPECT_EQ(tool.finish(), 128 + SIGPIPE);
+  EXPECT_THAT(tool.err(), HasSubstr("was killed by signal 13 (Broken pipe)"));
+}
+
+TEST(Run, WorksWithItsStandardStreamsClosed) {
+  Process shell({"sh", "-c", "'" TUTTI_TOOL "' run -n 1 sh -c 'cat; echo x; exit 4' <&- >&- 2>&-"},
+                {});
+  EXPECT_EQ(shell.finish(), 4);
+}
+
+// ---- how it ends
+
+TEST(Run, SucceedsWhereAllWorkersDo) {
+  Tool tool(Tool::shells(4, "exit 0"));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.out() + tool.err(), "");
+}
+
+TEST(Run, ExitsWithTheCodeOfTheWorkerThatFailed) {
+  Tool tool(Tool::shells(3, "[ $r != 1 ] || { echo pid $$; exit 3; }"));
+  EXPECT_EQ(tool.finish(), 3);
+  const pid_t pid = printed_pids(tool.out()).at(0);
+  EXPECT_EQ(tool.err(), "tutti run: rank 1 (pid " + std::to_string(pid) + ") exited with 3\n");
+}
+
+TEST(Run, SaysWhichSignalKilledAWorker) {
+  Tool tool(Tool::shells(3, "echo pid $$; [ $r != 2 ] || kill -9 $$; exec sleep 1000"));
+  EXPECT_EQ(tool.finish(), 128 + 9);
+  EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 2 \\(pid [0-9]+\\) was killed by signal 9 "
+                                       "\\(Killed\\); the others were stopped\n"));
+  expect_all_gone(tool.out(), 3);
+}
+
+TEST(Run, NamesTheFirstOfThoseThatFail) {
+  Folder folder;
+  // Rank 2 fails; the others see that it is gone, and then they fail, too.
+  const std::string script = "if [ $r = 2 ]; then echo $$ >'" + folder.file("pid.new") + "'; mv '" +
+                             folder.file("pid.new") + "' '" + folder.file("pid") +
+                             "'; exit 7; fi; while ! [ -e '" + folder.file("pid") +
+                             "' ] || ! grep -q '^State:.Z' /proc/$(cat '" + folder.file("pid") +
+                             "')/status; do sleep 0.01; done; exit 1";
+  Tool tool(Tool::shells(4, script));
+  EXPECT_EQ(tool.finish(), 7);
+  EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 2 \\(pid [0-9]+\\) exited with 7\n"));
+}
+
+TEST(Run, LeavesTheOthersTimeToSayWhatIsWrong) {
+  Tool tool(Tool::shells(2, "[ $r = 0 ] && exit 5; sleep 0.5; echo my side of it >&2"));
+  EXPECT_EQ(tool.finish(), 5);
+  EXPECT_THAT(lines_of(tool.err()),
+              ElementsAre("[1] my side of it",
+                          MatchesRegex("tutti run: rank 0 \\(pid [0-9]+\\) exited with 5")));
+}
+
+TEST(Run, StopsTheOthersWithSigtermFirst) {
+  Tool tool(Tool::shells(2,
+                         "if [ $r = 0 ]; then read line; exit 5; fi; "
+                         "trap 'echo asked to stop; exit 0' TERM; echo ready; "
+                         "while :; do sleep 0.1; done"));
+  EXPECT_TRUE(tool.wait_for("[1] ready"));
+  tool.write("go\n");
+  EXPECT_EQ(tool.finish(), 5);
+  EXPECT_THAT(tool.out(), HasSubstr("[1] asked to stop\n"));
+  EXPECT_THAT(tool.err(), EndsWith("exited with 5; the others were stopped\n"));
+}
+
+TEST(Run, LeavesNothingBehindOfWorkersThatWillNotStop) {
+  // Each worker ignores SIGTERM and has a child that does so, and one that has left its group.
+  Tool tool(Tool::shells(3,
+                         "trap '' TERM HUP; echo pid $$; "
+                         "sh -c 'echo pid $$; exec sleep 1000' & "
+                         "setsid sh -c 'echo pid $$; exec sleep 1000' & wait"));
+  EXPECT_TRUE(tool.wait_for("pid ", 9));
+  EXPECT_TRUE(tool.wait_for("\n", 9));
+  // A worker's own line comes first.
+  kill(printed_pids(tool.out().substr(tool.out().find("[1] pid "))).at(0), SIGKILL);
+  EXPECT_EQ(tool.finish(), 128 + 9);
+  EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) was killed by signal 9 "
+                                       "\\(Killed\\); the others were stopped\n"));
+  expect_all_gone(tool.out(), 9);
+}
+
+TEST(Run, StopsAWorkerThatIsSuspended) {
+  Tool tool(
+      Tool::shells(2, "echo pid $$; [ $r = 0 ] && kill -STOP $$; read line; exec sleep 1000"));
+  EXPECT_TRUE(tool.wait_for("pid ", 2));
+  EXPECT_TRUE(tool.wait_for("\n", 2));
+  const pid_t suspended = printed_pids(tool.out().substr(tool.out().find("[0] pid "))).at(0);
+  const pid_t killed = printed_pids(tool.out().substr(tool.out().find("[1] pid "))).at(0);
+  EXPECT_TRUE(eventually([&] { return state(suspended) == 'T'; }));
+  kill(killed, SIGKILL);
+  EXPECT_EQ(tool.finish(), 128 + 9);
+  expect_all_gone(tool.out(), 2);
+}
+
+TEST(Run, EndsTheChildrenOfWorkersThatSucceed) {
+  Tool tool(Tool::shells(2, "sleep 1000 & echo pid $!; setsid sleep 1000 & echo pid $!"));
+  EXPECT_EQ(tool.finish(), 0);
+  expect_all_gone(tool.out(), 4);
+}
+
+TEST(Run, SparesWhatWasThereBefore) {
+  Process shell(
+      {"sh", "-c", "sleep 1000 >&- 2>&- & echo pid $!; exec '" TUTTI_TOOL "' run -n 1 true"}, {});
+  EXPECT_EQ(shell.finish(), 0);
+  const pid_t pid = printed_pids(shell.out()).at(0);
+  EXPECT_TRUE(alive(pid));
+  kill(pid, SIGKILL);
+}
+
+TEST(Run, SaysWhyAProgramCannotBeStarted) {
+  for (const std::string n : {"1", "3"}) {
+    Tool tool({"run", "-n", n, "./no/such/program"});
+    EXPECT_EQ(tool.finish(), 127);
+    EXPECT_EQ(tool.err(), "tutti run: cannot start ./no/such/program: No such file or directory\n");
+  }
+  Tool folder({"run", "-n", "1", "--restarts", "3", "/tmp"});
+  EXPECT_EQ(folder.finish(), 127);
+  EXPECT_EQ(folder.err(), "tutti run: cannot start /tmp: Permission denied\n");
+}
+
+// ---- signals
+
+class RunForwards : public ::testing::TestWithParam<std::pair<const char*, int>> {};
+INSTANTIATE_TEST_SUITE_P(Signals, RunForwards,
+                         ::testing::Values(std::pair("INT", SIGINT), std::pair("TERM", SIGTERM),
+                                           std::pair("HUP", SIGHUP), std::pair("USR1", SIGUSR1),
+                                           std::pair("USR2", SIGUSR2)),
+                         [](const auto& test) { return std::string(test.param.first); });
+
+TEST_P(RunForwards, TheSignalToEveryWorker) {
+  const auto [name, number] = GetParam();
+  Tool tool(Tool::shells(3, std::string("trap 'echo heard; exit 0' ") + name +
+                                "; echo ready; while :; do sleep 0.05; done"));
+  EXPECT_TRUE(tool.wait_for("ready", 3));
+  tool.signal(number);
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_TRUE(tool.wait_for("heard", 3));
+}
+
+TEST_P(RunForwards, AndItsEffectWhereItIsNotCaught) {
+  const auto [name, number] = GetParam();
+  Tool tool(Tool::shells(2, "echo pid $$; exec sleep 1000"));
+  EXPECT_TRUE(tool.wait_for("pid ", 2));
+  tool.signal(number);
+  EXPECT_EQ(tool.finish(), 128 + number);
+  EXPECT_THAT(tool.err(), HasSubstr("was killed by signal " + std::to_string(number)));
+  expect_all_gone(tool.out(), 2);
+}
+
+TEST(Run, AnIgnoredHangupStaysIgnored) {
+  Process shell(
+      {"sh", "-c",
+       "trap '' HUP; exec '" TUTTI_TOOL "' run -n 1 sh -c 'echo ready; read line; echo $line'"},
+      {});
+  EXPECT_TRUE(shell.wait_for("ready"));
+  shell.signal(SIGHUP);
+  shell.write("survived\n");
+  EXPECT_EQ(shell.finish(), 0);
+  EXPECT_THAT(shell.out(), EndsWith("[0] survived\n"));
+}
+
+TEST(Run, ASecondInterruptKills) {
+  Tool tool(Tool::shells(2,
+                         "trap '' INT; trap 'echo heard' USR1; echo pid $$; "
+                         "while :; do sleep 0.05; done"));
+  EXPECT_TRUE(tool.wait_for("pid ", 2));
+  tool.signal(SIGINT);
+  tool.signal(SIGUSR1);  // a sign that the first has been taken
+  EXPECT_TRUE(tool.wait_for("heard", 2));
+  const auto start = Clock::now();
+  tool.signal(SIGINT);
+  EXPECT_EQ(tool.finish(), 130);
+  EXPECT_LT(Clock::now() - start, 4s);
+  EXPECT_EQ(tool.err(), "tutti run: interrupted; the workers were killed\n");
+  expect_all_gone(tool.out(), 2);
+}
+
+TEST(Run, AnInterruptKillsAfterAWhile) {
+  Tool tool(Tool::shells(2, "trap '' INT; echo pid $$; while :; do sleep 0.05; done"));
+  EXPECT_TRUE(tool.wait_for("pid ", 2));
+  const auto start = Clock::now();
+  tool.signal(SIGINT);
+  EXPECT_EQ(tool.finish(), 130);
+  EXPECT_GT(Clock::now() - start, 4s);
+  EXPECT_LT(Clock::now() - start, 15s);
+  expect_all_gone(tool.out(), 2);
+}
+
+// ---- restarts
+
+TEST(Run, StartsTheWholeJobAgain) {
+  Folder folder;
+  const std::string count = folder.file("count"), log = folder.file("log");
+  Tool tool({"run", "-n", "2", "--restarts", "5", "sh", "-c",
+             Tool::worker("echo here; [ $r = 0 ] && exit 0; echo x >>'" + count +
+                          "'; [ $(wc -l <'" + count + "') = 3 ] || exit 9")},
+            {"TEST_SERVICE_LOG=" + log});
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(lines_of(tool.err()),
+              ElementsAre(MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) exited with 9"),
+                          "tutti run: restart 1 of 5",
+                          MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) exited with 9"),
+                          "tutti run: restart 2 of 5"));
+  EXPECT_EQ(lines_of(tool.out()).size(), 6);
+  // Each time another service and another token.
+  std::set<std::string> tokens;
+  std::string order;
+  for (const std::string& line : lines_of(content(log))) {
+    order += line[0];
+    if (line[0] == 's') tokens.insert(line.substr(line.find(' ', 6)));
+  }
+  EXPECT_EQ(order, "swweswweswwe");
+  EXPECT_EQ(tokens.size(), 3);
+}
+
+TEST(Run, GivesUpAfterSoManyRestarts) {
+  Tool tool({"run", "-n", "1", "--restarts", "2", "sh", "-c", "echo here; exit 6"});
+  EXPECT_EQ(tool.finish(), 6);
+  EXPECT_EQ(tool.out(), "[0] here\n[0] here\n[0] here\n");
+  EXPECT_THAT(tool.err(), HasSubstr("restart 2 of 2"));
+  EXPECT_THAT(tool.err(), Not(HasSubstr("restart 3")));
+}
+
+TEST(Run, DoesNotStartAgainWhatItWasToldToStop) {
+  Tool tool({"run", "-n", "1", "--restarts", "9", "sh", "-c", "echo ready; exec sleep 1000"});
+  EXPECT_TRUE(tool.wait_for("ready"));
+  tool.signal(SIGTERM);
+  EXPECT_EQ(tool.finish(), 128 + SIGTERM);
+  EXPECT_THAT(tool.err(), Not(HasSubstr("restart")));
+}
+
+// ---- on a terminal
+
+class Terminal {
+ public:
+  explicit Terminal(const std::vector<std::string>& arguments) {
+    std::vector<char*> argv{const_cast<char*>(TUTTI_TOOL)};
+    for (const std::string& word : arguments) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    pid_ = forkpty(&fd_, nullptr, nullptr, nullptr);
+    if (pid_ == 0) {
+      setenv("TUTTI_MODULE_PATH", TUTTI_TEST_MODULES, 1);
+      execv(TUTTI_TOOL, argv.data());
+      _exit(99);
+    }
+  }
+  ~Terminal() {
+    if (pid_ > 0) finish();
+    close(fd_);
+  }
+
+  void type(const std::string& keys) {
+    EXPECT_EQ(write(fd_, keys.data(), keys.size()), keys.size());
+  }
+  const std::string& text() const { return text_; }
+  bool wait_for(const std::string& text) {
+    while (text_.find(text) == std::string::npos)
+      if (!read_some()) return false;
+    return true;
+  }
+  int finish() {
+    while (read_some()) {
+    }
+    int status = 0;
+    waitpid(std::exchange(pid_, 0), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  bool read_some() {
+    pollfd polled{fd_, POLLIN, 0};
+    if (poll(&polled, 1, 30'000) <= 0) {
+      ADD_FAILURE() << "nothing happened for 30 s; so far:\n" << text_;
+      kill(pid_, SIGKILL);
+      return false;
+    }
+    std::array<char, 4096> buffer;
+    const ssize_t count = read(fd_, buffer.data(), buffer.size());
+    if (count <= 0) return false;
+    text_.append(buffer.data(), size_t(count));
+    return true;
+  }
+
+  pid_t pid_ = -1;
+  int fd_ = -1;
+  std::string text_;
+};
+
+TEST(RunOnATerminal, ColoursTheRanks) {
+  Terminal terminal(Tool::shells(2, "echo text"));
+  EXPECT_EQ(terminal.finish(), 0);
+  EXPECT_THAT(terminal.text(), HasSubstr("\033[36m[0]\033[0m text\r\n"));
+  EXPECT_THAT(terminal.text(), HasSubstr("\033[33m[1]\033[0m text\r\n"));
+}
+
+TEST(RunOnATerminal, WhatIsTypedReachesRankZero) {
+  Terminal terminal(Tool::shells(2, "[ $r = 0 ] && { echo ready; cat; echo end; }; exit 0"));
+  EXPECT_TRUE(terminal.wait_for("ready"));
+  terminal.type("hello\n");
+  EXPECT_TRUE(terminal.wait_for("\033[0m hello"));
+  terminal.type("\x04");  // the end of the input
+  EXPECT_EQ(terminal.finish(), 0);
+  EXPECT_THAT(terminal.text(), HasSubstr("\033[0m end"));
+}
+
+TEST(RunOnATerminal, AnInterruptReachesEveryWorkerOnce) {
+  Terminal terminal(Tool::shells(2,
+                                 "trap 'echo \"interrupt $r\"' INT; trap 'echo bye; exit 0' TERM; "
+                                 "echo \"ready $r\"; while :; do sleep 0.05; done"));
+  EXPECT_TRUE(terminal.wait_for("ready 0"));
+  EXPECT_TRUE(terminal.wait_for("ready 1"));
+  terminal.type("\x03");
+  EXPECT_TRUE(terminal.wait_for("interrupt 0"));
+  EXPECT_TRUE(terminal.wait_for("interrupt 1"));
+  kill(terminal.pid(), SIGTERM);
+  EXPECT_EQ(terminal.finish(), 0);
+  for (const std::string text : {"interrupt 0", "interrupt 1"})
+    EXPECT_EQ(terminal.text().find(text), terminal.text().rfind(text));
+}
+
+TEST(RunOnATerminal, SuspendsAndResumesTheWorkersToo) {
+  Terminal terminal(Tool::shells(1,
+                                 "trap 'echo back' CONT; echo pid $$; echo ready; "
+                                 "while :; do sleep 0.02; done"));
+  EXPECT_TRUE(terminal.wait_for("ready"));
+  const pid_t worker = printed_pids(terminal.text()).at(0);
+  terminal.type("\x1a");
+  int status = 0;
+  EXPECT_EQ(waitpid(terminal.pid(), &status, WUNTRACED), terminal.pid());
+  EXPECT_TRUE(WIFSTOPPED(status));
+  EXPECT_TRUE(eventually([&] { return state(worker) == 'T'; }));
+  kill(terminal.pid(), SIGCONT);
+  EXPECT_TRUE(terminal.wait_for("back"));
+  kill(terminal.pid(), SIGTERM);
+  EXPECT_EQ(terminal.finish(), 128 + SIGTERM);
+}
+
+}  // namespace
+}  // namespace tutti::testing

@@ -1,0 +1,49 @@
+// The subcommands of `tutti`, one file each. A new one is a file, a line here and a line in
+// main.cc.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace tutti::tools {
+
+// Each gets its arguments as a program of its own would, its name first, and returns the exit code.
+int run(int argc, char** argv);
+int info(int argc, char** argv);
+
+inline constexpr int kUsageError = 2;
+
+// A command line, described by hand: CLI11 would not name what follows the options.
+class CommandLine : public CLI::App {
+ public:
+  CommandLine(const std::string& command, const std::string& arguments, const std::string& purpose)
+      : CLI::App(purpose, command) {
+    struct Form : CLI::Formatter {
+      std::string usage;
+      std::string make_usage(const CLI::App*, std::string) const override { return usage; }
+    };
+    const auto form = std::make_shared<Form>();
+    form->usage = "usage: " + command + " " + arguments + "\n";
+    formatter(form);
+  }
+};
+
+// Parses; returns the exit code where that is all there is to do: help was asked for, or the
+// command line is wrong, which has then been said.
+inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+    return {};
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "%s: %s\n%s", app.get_name().c_str(), error.what(), app.help().c_str());
+    return kUsageError;
+  }
+}
+
+}  // namespace tutti::tools

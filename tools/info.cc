@@ -1,0 +1,167 @@
+// tutti info: what Tutti has here, and why it lacks what it lacks.
+#include <fmt/format.h>
+#include <hwy/highway.h>
+#include <tutti/device.h>
+#include <tutti/version.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/module.h"
+#include "base/settings.h"
+#include "base/topology.h"
+#include "command.h"
+
+namespace tutti::tools {
+
+namespace {
+
+struct Backend {
+  const char* name;
+  const char* module;  // empty: built in
+  const char* purpose;
+};
+constexpr Backend kBackends[] = {
+    {"in_process", "", "ranks are threads of one process"},
+    {"shm", "", "ranks are processes on one host"},
+    {"ucx", "ucx", "ranks on several hosts, over TCP, InfiniBand or RoCE"},
+    {"mpi", "mpi", "ranks of a job that mpirun started"},
+    {"nccl", "cuda", "ranks with GPUs"},
+};
+
+struct ModuleNeeds {
+  const char* name;
+  const char* purpose;
+  const char* library;  // the Debian package that it needs to be loaded
+  const char* headers;  // the ones that it needs to be built
+};
+constexpr ModuleNeeds kModules[] = {
+    {"cluster", "coordination of processes", "libgrpc++1.51",
+     "libgrpc++-dev protobuf-compiler-grpc"},
+    {"ucx", "transport between hosts", "libucx0", "libucx-dev"},
+    {"mpi", "transport by MPI", "libopenmpi3 or libmpich12", "libopenmpi-dev or libmpich-dev"},
+    {"cuda", "GPUs", "the CUDA runtime and NCCL", "the CUDA toolkit and NCCL"},
+};
+
+// Empty where the module can be loaded.
+std::string why_off(const ModuleNeeds& module) {
+  try {
+    base::load_module(module.name);
+    return "";
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    if (what.find(fmt::format("libtutti_{}.so: cannot open", module.name)) != std::string::npos)
+      return fmt::format("this Tutti was built without it; to build it: {}", module.headers);
+    return fmt::format("{} (it needs {})", what, module.library);
+  }
+}
+
+nlohmann::json collect() {
+  nlohmann::json result;
+  result["version"] = version();
+  result["cores"] = base::topology().cores;
+  result["last_level_cache"] = base::topology().last_level_cache;
+  auto& vectors = result["vector_instructions"] = nlohmann::json::array();
+  // The best has the lowest bit.
+  for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left; left &= left - 1)
+    vectors.push_back(hwy::TargetName(left & -left));
+  result["devices"] = list_logical_devices();
+
+  auto& modules = result["modules"] = nlohmann::json::array();
+  std::map<std::string, bool> loaded{{"", true}};
+  for (const ModuleNeeds& module : kModules) {
+    const std::string reason = why_off(module);
+    loaded[module.name] = reason.empty();
+    modules.push_back({{"name", module.name},
+                       {"purpose", module.purpose},
+                       {"loaded", reason.empty()},
+                       {"reason", reason}});
+  }
+  auto& backends = result["backends"] = nlohmann::json::array();
+  for (const Backend& backend : kBackends)
+    backends.push_back({{"name", backend.name},
+                        {"purpose", backend.purpose},
+                        {"available", loaded.at(backend.module)},
+                        {"module", backend.module}});
+
+  auto& settings = result["settings"] = nlohmann::json::array();
+  for (const base::SettingDoc& doc : base::setting_docs()) {
+    const char* const value = std::getenv(doc.name);
+    const bool set = value && *value;
+    const bool secret = std::string_view(doc.name) == "TUTTI_TOKEN";
+    settings.push_back({{"name", doc.name},
+                        {"set", set},
+                        {"value", !set     ? doc.default_value
+                                  : secret ? "(not shown)"
+                                           : value},
+                        {"default", doc.default_value},
+                        {"meaning", doc.meaning}});
+  }
+  try {
+    base::read_settings();
+  } catch (const std::exception& error) {
+    result["settings_error"] = error.what();
+  }
+  return result;
+}
+
+std::string bytes_text(size_t bytes) {
+  return bytes % (1 << 20) ? fmt::format("{} KiB", bytes >> 10)
+                           : fmt::format("{} MiB", bytes >> 20);
+}
+
+void print(const nlohmann::json& info) {
+  const auto text = [](const nlohmann::json& value) { return value.get<std::string>(); };
+  const auto names = [](const nlohmann::json& list) {
+    return fmt::format("{}", fmt::join(list.get<std::vector<std::string>>(), ", "));
+  };
+  fmt::print("Tutti {}\n\n", text(info["version"]));
+  fmt::print("Machine\n");
+  fmt::print("  {:<12}{}\n", "cores", info["cores"].get<int>());
+  fmt::print("  {:<12}{}, the last level\n", "cache", bytes_text(info["last_level_cache"]));
+  fmt::print("  {:<12}{}\n", "vectors", names(info["vector_instructions"]));
+  fmt::print("\nDevices\n");
+  for (const auto& device : info["devices"]) fmt::print("  {}\n", text(device));
+  fmt::print("\nBackends\n");
+  for (const auto& backend : info["backends"]) {
+    const std::string module = text(backend["module"]);
+    const std::string state = !backend["available"].get<bool>()
+                                  ? fmt::format("off: the module {} is", module)
+                              : module.empty() ? "built in"
+                                               : fmt::format("in the module {}", module);
+    fmt::print("  {:<12}{:<54}{}\n", text(backend["name"]), text(backend["purpose"]), state);
+  }
+  fmt::print("\nModules\n");
+  for (const auto& module : info["modules"])
+    fmt::print("  {:<12}{:<27}{}\n", text(module["name"]), text(module["purpose"]),
+               module["loaded"].get<bool>() ? "on" : "off: " + text(module["reason"]));
+  fmt::print("\nSettings (* set in the environment)\n");
+  for (const auto& setting : info["settings"]) {
+    const std::string value = text(setting["value"]);
+    const std::string standard = text(setting["default"]);
+    fmt::print("{} {:<26}{:<14}{}\n", setting["set"].get<bool>() ? '*' : ' ', text(setting["name"]),
+               value.empty() ? "-" : value, text(setting["meaning"]));
+    if (setting["set"].get<bool>())
+      fmt::print("{:<28}(by default {})\n", "", standard.empty() ? "empty" : standard);
+  }
+  if (info.contains("settings_error")) fmt::print("\n  {}\n", text(info["settings_error"]));
+}
+
+}  // namespace
+
+int info(int argc, char** argv) {
+  bool json = false;
+  CommandLine app("tutti info", "[--json]",
+                  "Shows devices, cores, backends and settings, and why what is off is off.");
+  app.add_flag("--json", json, "as one JSON object");
+  if (const auto code = parse(app, argc, argv)) return *code;
+  const nlohmann::json information = collect();
+  if (json)
+    fmt::print("{}\n", information.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  else
+    print(information);
+  return 0;
+}
+
+}  // namespace tutti::tools

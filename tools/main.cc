@@ -1,0 +1,85 @@
+// The command `tutti`: finds the subcommand, and says what there is where there is none.
+#include <fmt/format.h>
+#include <tutti/version.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string_view>
+
+#include "base/settings.h"
+#include "command.h"
+
+namespace {
+
+struct Command {
+  const char* name;
+  const char* purpose;
+  int (*main)(int argc, char** argv);
+};
+
+constexpr Command kCommands[] = {
+    {"run", "start a program as several workers on this machine", tutti::tools::run},
+    {"info", "show devices, cores, backends and settings", tutti::tools::info},
+};
+
+void print_help(std::FILE* to) {
+  std::fputs("usage: tutti COMMAND [options]\n\n", to);
+  for (const Command& command : kCommands)
+    std::fprintf(to, "  %-8s%s\n", command.name, command.purpose);
+  std::fputs("\n  tutti COMMAND --help explains one; tutti --version prints the version\n", to);
+}
+
+// The library looks for modules beside itself. Here it is a part of the command, which is installed
+// elsewhere, so we name the folder; only to ourselves, since workers know their own way.
+void find_modules() {
+  namespace fs = std::filesystem;
+  if (const char* path = std::getenv("TUTTI_MODULE_PATH"); path && *path) return;
+  std::error_code error;
+  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
+  const std::string library =
+      fmt::format("libtutti.so.{}.{}", tutti::version_major, tutti::version_minor);
+  std::string_view folders = TUTTI_MODULE_FOLDERS;
+  while (!error && !folders.empty()) {
+    const std::string_view folder = folders.substr(0, folders.find(':'));
+    folders.remove_prefix(std::min(folders.size(), folder.size() + 1));
+    const fs::path path = (here / folder).lexically_normal();
+    if (!fs::exists(path / library, error)) continue;
+    setenv("TUTTI_MODULE_PATH", path.c_str(), 1);
+    try {
+      tutti::base::settings();
+    } catch (const std::exception&) {
+      // Whoever needs the settings says what is wrong with them.
+    }
+    unsetenv("TUTTI_MODULE_PATH");
+    return;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view name = argc > 1 ? argv[1] : "";
+  if (name == "--version") {
+    std::printf("tutti %s\n", std::string(tutti::version()).c_str());
+    return 0;
+  }
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_help(stdout);
+    return 0;
+  }
+  for (const Command& command : kCommands) {
+    if (name != command.name) continue;
+    try {
+      find_modules();
+      return command.main(argc - 1, argv + 1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "tutti %s: %s\n", command.name, error.what());
+      return 1;
+    }
+  }
+  if (argc > 1) std::fprintf(stderr, "tutti: there is no command \"%s\"\n", argv[1]);
+  print_help(stderr);
+  return tutti::tools::kUsageError;
+}

@@ -1,0 +1,430 @@
+// tutti run: starts the workers of a job on this machine, hosts their coordination service, passes
+// on what they write and the signals we get, and leaves nothing behind.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <tutti/version.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/module.h"
+#include "base/settings.h"
+#include "cluster/coordination.h"
+#include "command.h"
+#include "workers.h"
+
+extern char** environ;
+
+namespace tutti::tools {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kGrace = 2s;        // for the others to say themselves what is wrong
+constexpr auto kTerminate = 3s;    // from SIGTERM to SIGKILL
+constexpr auto kInterrupt = 5s;    // from Ctrl-C to SIGKILL
+constexpr int kCannotStart = 127;  // as the shell has it
+constexpr int kInterrupted = 128 + SIGINT;
+
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+
+// A program that is to be started several times over.
+struct Program {
+  int workers = 1;
+  std::vector<std::string> command;
+};
+
+struct Outcome {
+  int code = 0;
+  bool again = false;  // whether a restart may help
+};
+
+std::string random_token() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof(bytes), 0) != ssize_t(sizeof(bytes)))
+    throw std::system_error(errno, std::generic_category(), "getrandom");
+  return fmt::format("{:02x}", fmt::join(bytes, ""));
+}
+
+// Addresses on this host that were free a moment ago. They only name the workers as yet.
+std::vector<std::string> free_addresses(int count) {
+  std::vector<std::string> result;
+  std::vector<Fd> held;  // so that none is found twice
+  for (int i = 0; i < count; ++i) {
+    held.emplace_back(checked(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    checked(bind(held.back().get(), generic, size), "cannot find a free port");
+    checked(getsockname(held.back().get(), generic, &size), "getsockname");
+    result.push_back(fmt::format("127.0.0.1:{}", ntohs(address.sin_port)));
+  }
+  return result;
+}
+
+// Our environment without what a job has of its own.
+std::vector<std::string> outer_environment() {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view name = std::string_view(*entry).substr(0, std::strcspn(*entry, "="));
+    if (name != "TF_CONFIG" && name != "TUTTI_TOKEN" && name != "TUTTI_COORDINATOR")
+      result.emplace_back(*entry);
+  }
+  return result;
+}
+
+// Output takes two descriptors a worker, its pidfd one, its connection one.
+void allow_descriptors_for(int workers) {
+  rlimit limit{};
+  const rlim_t needed = rlim_t(workers) * 5 + 128;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// The signals that are ours to pass on, as a descriptor. Those that we were told to ignore (nohup)
+// the workers ignore as well. To be made before any other thread is.
+Fd catch_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (const int signal : kForwarded) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&set, signal);
+  }
+  checked(sigprocmask(SIG_BLOCK, &set, nullptr), "sigprocmask");
+  return Fd(checked(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd"));
+}
+
+// A terminal's input on its way to rank 0, which cannot read it: its process group is in the
+// background. Any other stdin is handed to rank 0 as it is.
+class Keyboard {
+ public:
+  explicit Keyboard(bool needed) {
+    if (!needed) return;
+    Pipe pipe = make_pipe();
+    reader_ = std::move(pipe.read);
+    writer_ = std::move(pipe.write);
+    make_nonblocking(writer_);
+  }
+
+  int input() const { return reader_ ? reader_.get() : STDIN_FILENO; }
+  void worker_has_it() { reader_.close(); }
+
+  bool waits_for_keys() const {
+    return writer_ && text_.empty() && tcgetpgrp(STDIN_FILENO) == getpgrp();
+  }
+  bool waits_for_worker() const { return writer_ && !text_.empty(); }
+  int writer() const { return writer_.get(); }
+
+  void read() {
+    char buffer[4096];
+    const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof(buffer));
+    if (count > 0)
+      text_.assign(buffer, size_t(count));
+    else if (count == 0 || (errno != EINTR && errno != EAGAIN))
+      writer_.close();
+  }
+  void write() {
+    const ssize_t count = ::write(writer_.get(), text_.data(), text_.size());
+    if (count >= 0)
+      text_.erase(0, size_t(count));
+    else if (errno != EINTR && errno != EAGAIN)
+      writer_.close();
+  }
+
+ private:
+  Fd reader_, writer_;
+  std::string text_;
+};
+
+// One attempt at a job, from the first worker's start to the last one's end.
+class Attempt {
+ public:
+  Attempt(const Program& program, Fd& signals, Sink& out, Sink& err)
+      : program_(program),
+        signals_(signals),
+        out_(out),
+        err_(err),
+        keyboard_(isatty(STDIN_FILENO)),
+        workers_(out, err) {}
+
+  Outcome run() {
+    try {
+      start();
+    } catch (const std::system_error& error) {
+      workers_.end();
+      say(error.what());
+      flush();
+      return {.code = kCannotStart};
+    }
+    while (workers_.running() > 0) {
+      wait();
+      act_on_deadlines();
+    }
+    workers_.end();
+    take_rest();
+    const Outcome outcome = report();
+    flush();
+    return outcome;
+  }
+
+ private:
+  void say(const std::string& text) { err_.add("", "tutti run: " + text); }
+
+  void start() {
+    std::vector<std::string> addresses = free_addresses(program_.workers);
+    std::vector<std::string> environment = outer_environment();
+    const std::string token = random_token();
+    environment.push_back("TUTTI_TOKEN=" + token);
+    if (program_.workers > 1) {
+      serve(addresses, token);
+      environment.push_back("TUTTI_COORDINATOR=" + service_->address());
+    }
+    for (int rank = 0; rank < program_.workers; ++rank) {
+      const nlohmann::json config = {{"cluster", {{"worker", addresses}}},
+                                     {"task", {{"type", "worker"}, {"index", rank}}}};
+      environment.push_back("TF_CONFIG=" + config.dump());
+      workers_.start(program_.command, environment, keyboard_.input());
+      environment.pop_back();
+    }
+    keyboard_.worker_has_it();
+  }
+
+  // The service stands at the chief's address, under which it also names the chief.
+  void serve(std::vector<std::string>& addresses, const std::string& token) {
+    const auto* const module =
+        static_cast<const cluster::ClusterModule*>(base::load_module("cluster").interface);
+    const base::Settings& settings = base::settings();
+    for (int left = 10; !service_; --left) {
+      const cluster::Job job{.addresses = addresses,
+                             .token = token,
+                             .version = std::string(version()),
+                             .certificate = settings.tls_certificate,
+                             .key = settings.tls_key,
+                             .authority = settings.tls_authority,
+                             .heartbeat_timeout = settings.heartbeat_timeout};
+      try {
+        service_ = module->serve(job, addresses[0]);
+      } catch (const UnavailableError&) {
+        if (left == 0) throw;
+        addresses[0] = free_addresses(1)[0];  // somebody was faster
+      }
+    }
+  }
+
+  // Until something happens or a deadline has come, and deals with it.
+  void wait() {
+    std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {workers_.ended_fd(), POLLIN, 0}};
+    if (out_.pending()) polled.push_back({out_.fd(), POLLOUT, 0});
+    if (err_.pending()) polled.push_back({err_.fd(), POLLOUT, 0});
+    const size_t keys = polled.size();
+    if (keyboard_.waits_for_keys()) polled.push_back({STDIN_FILENO, POLLIN, 0});
+    if (keyboard_.waits_for_worker()) polled.push_back({keyboard_.writer(), POLLOUT, 0});
+    const size_t first_stream = polled.size();
+    std::vector<Workers::Stream*> streams;
+    for (Workers::Stream& stream : workers_.streams())
+      if (stream.fd && !stream.lines.sink().full()) {
+        polled.push_back({stream.fd.get(), POLLIN, 0});
+        streams.push_back(&stream);
+      }
+
+    if (poll(polled.data(), polled.size(), timeout()) < 0 && errno != EINTR)
+      throw std::system_error(errno, std::generic_category(), "poll");
+
+    for (size_t i = 0; i < streams.size(); ++i)
+      if (polled[first_stream + i].revents) take_output(*streams[i]);
+    for (size_t i = keys; i < first_stream; ++i)
+      if (polled[i].revents) polled[i].fd == STDIN_FILENO ? keyboard_.read() : keyboard_.write();
+    out_.write();
+    err_.write();
+    close_broken();
+    // The signal first: a worker that it ended has not failed by itself.
+    if (polled[0].revents) take_signals();
+    if (polled[1].revents)
+      for (const Ending& ending : workers_.take_ended())
+        if (ending.failed() && !failure_) {
+          failure_ = ending;
+          if (workers_.running() > 0) terminate_at_ = Clock::now() + kGrace;
+        }
+  }
+
+  // Milliseconds until the next deadline; one second at most, for a terminal that we may get back.
+  int timeout() const {
+    auto until = Clock::now() + 1s;
+    for (const auto& deadline : {terminate_at_, kill_at_})
+      if (deadline) until = std::min(until, *deadline);
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    return int(std::max<int64_t>(0, left.count()));
+  }
+
+  void act_on_deadlines() {
+    if (workers_.running() == 0) return;
+    const auto now = Clock::now();
+    if (terminate_at_ && now >= *terminate_at_) {
+      terminate_at_.reset();
+      stopped_others_ = true;
+      workers_.signal(SIGTERM);
+      workers_.signal(SIGCONT);  // who is stopped does not hear anything else
+      kill_at_ = std::min(kill_at_.value_or(Clock::time_point::max()), now + kTerminate);
+    }
+    if (kill_at_ && now >= *kill_at_) {
+      kill_at_.reset();
+      if (failure_)
+        stopped_others_ = true;
+      else
+        killed_by_user_ = true;
+      workers_.signal(SIGKILL);
+    }
+  }
+
+  // Returns whether one of them tells us to stop.
+  bool take_signals() {
+    bool stop = false;
+    signalfd_siginfo info;
+    while (read(signals_.get(), &info, sizeof(info)) == ssize_t(sizeof(info))) {
+      const int signal = int(info.ssi_signo);
+      if (signal == SIGCHLD) {
+        workers_.reap_adopted();
+        continue;
+      }
+      if (signal == SIGINT) {
+        const auto now = Clock::now();
+        kill_at_ = interrupted_
+                       ? now
+                       : std::min(kill_at_.value_or(Clock::time_point::max()), now + kInterrupt);
+        interrupted_ = true;
+      }
+      stop |= signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+      workers_.signal(signal);
+      if (signal == SIGTSTP) raise(SIGSTOP);
+    }
+    told_to_stop_ |= stop;
+    return stop;
+  }
+
+  // Returns whether there may be more.
+  bool take_output(Workers::Stream& stream) {
+    char buffer[16 << 10];
+    const ssize_t count = read(stream.fd.get(), buffer, sizeof(buffer));
+    if (count > 0) {
+      stream.lines.add({buffer, size_t(count)});
+      return true;
+    }
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    stream.lines.finish();
+    stream.fd.close();
+    return false;
+  }
+
+  // Where nobody reads our output, nobody reads the workers': they get a SIGPIPE as we would.
+  void close_broken() {
+    for (Workers::Stream& stream : workers_.streams())
+      if (stream.lines.sink().broken()) stream.fd.close();
+  }
+
+  // What the workers wrote before they ended. Somebody else may still hold a pipe, so we do not
+  // wait for its end.
+  void take_rest() {
+    for (Workers::Stream& stream : workers_.streams()) {
+      while (stream.fd && take_output(stream))
+        if (stream.lines.sink().full()) flush();
+      if (stream.fd) stream.lines.finish();
+    }
+  }
+
+  Outcome report() {
+    if (killed_by_user_) {
+      say("interrupted; the workers were killed");
+      return {.code = kInterrupted};
+    }
+    if (failure_) {
+      say(failure_->to_string() + (stopped_others_ ? "; the others were stopped" : ""));
+      return {.code = failure_->exit_code(), .again = !told_to_stop_};
+    }
+    return {};
+  }
+
+  // Waits for our reader; whoever interrupts us then does not want the rest.
+  void flush() {
+    while (out_.pending() || err_.pending()) {
+      pollfd polled[] = {{signals_.get(), POLLIN, 0},
+                         {out_.pending() ? out_.fd() : -1, POLLOUT, 0},
+                         {err_.pending() ? err_.fd() : -1, POLLOUT, 0}};
+      poll(polled, std::size(polled), -1);
+      if (polled[0].revents && take_signals()) {
+        out_.drop();
+        err_.drop();
+      }
+      out_.write();
+      err_.write();
+    }
+  }
+
+  const Program& program_;
+  Fd& signals_;
+  Sink& out_;
+  Sink& err_;
+  Keyboard keyboard_;
+  std::unique_ptr<cluster::Service> service_;  // outlives the workers
+  Workers workers_;
+
+  std::optional<Ending> failure_;  // the first
+  std::optional<Clock::time_point> terminate_at_, kill_at_;
+  bool stopped_others_ = false;
+  bool interrupted_ = false;
+  bool told_to_stop_ = false;
+  bool killed_by_user_ = false;
+};
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  Program program;
+  int restarts = 0;
+  CommandLine app("tutti run", "-n N [--restarts K] [--] PROGRAM [ARGUMENTS...]",
+                  "Starts a program as several workers on this machine.");
+  app.add_option("-n", program.workers, "how many workers, at most 4096")
+      ->required()
+      ->check(CLI::Range(1, 4096))
+      ->option_text("N");
+  app.add_option("--restarts", restarts, "start the job again, up to K times, when a worker fails")
+      ->check(CLI::Range(0, 1'000'000))
+      ->option_text("K");
+  app.prefix_command();
+  if (const auto code = parse(app, argc, argv)) return *code;
+  program.command = app.remaining();
+  const bool marked = !program.command.empty() && program.command[0] == "--";
+  if (marked) program.command.erase(program.command.begin());
+  if (program.command.empty() || (!marked && program.command[0].starts_with('-'))) {
+    const std::string wrong =
+        program.command.empty() ? "which program?" : "there is no option " + program.command[0];
+    std::fprintf(stderr, "tutti run: %s\n%s", wrong.c_str(), app.help().c_str());
+    return kUsageError;
+  }
+
+  become_launcher();
+  allow_descriptors_for(program.workers);
+  Fd signals = catch_signals();
+  Sink out(STDOUT_FILENO), err(STDERR_FILENO);
+  for (int attempt = 1;; ++attempt) {
+    const Outcome outcome = Attempt(program, signals, out, err).run();
+    if (!outcome.again || attempt > restarts) return outcome.code;
+    err.add("", fmt::format("tutti run: restart {} of {}", attempt, restarts));
+  }
+}
+
+}  // namespace tutti::tools

@@ -1,0 +1,83 @@
+// The processes of a job: started, signalled, watched, and ended with all that they have started in
+// turn. Not thread-safe; one Workers at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fd.h"
+#include "output.h"
+
+namespace tutti::tools {
+
+// How a worker ended.
+struct Ending {
+  int rank = 0;
+  pid_t pid = 0;
+  int code = 0;    // what it returned
+  int signal = 0;  // what killed it
+
+  bool failed() const { return code != 0 || signal != 0; }
+  int exit_code() const { return signal ? 128 + signal : code; }
+  std::string to_string() const;  // "rank 2 (pid 4711) was killed by signal 9 (Killed)"
+};
+
+// Readies this process to be a launcher: keeps its standard descriptors open and adopts what its
+// workers leave behind. Once, before anything else.
+void become_launcher();
+
+class Workers {
+ public:
+  struct Stream {
+    Fd fd;  // closed at its end
+    Lines lines;
+  };
+
+  Workers(Sink& out, Sink& err);
+  ~Workers();  // ends them
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  // Starts the next rank, as the leader of a process group of its own, so that a terminal's Ctrl-C
+  // does not reach it by two ways. The first gets `input` for its stdin, the others nothing.
+  // std::system_error where the program cannot be started.
+  void start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+             int input);
+
+  size_t running() const { return running_; }
+  std::vector<Stream>& streams() { return streams_; }
+
+  // Readable when a worker has ended.
+  int ended_fd() const { return epoll_.get(); }
+  // Those that ended since the last call, in the order in which they did.
+  std::vector<Ending> take_ended();
+
+  // To all workers and to what they have started in their process groups.
+  void signal(int signal);
+
+  // Waits for those of our adopted children that have ended.
+  void reap_adopted();
+
+  // Kills whatever is still there, the workers' own children included, and waits for it.
+  void end();
+
+ private:
+  struct Worker {
+    pid_t pid;
+    Fd pidfd;
+  };
+
+  Sink& out_;
+  Sink& err_;
+  Fd null_;
+  Fd epoll_;  // over the pidfds: it reports in the order of events, which poll does not
+  std::vector<Worker> workers_;
+  std::vector<Stream> streams_;
+  size_t running_ = 0;
+};
+
+}  // namespace tutti::tools
