@@ -1,4 +1,5 @@
-// Every environment variable that Tutti reads: here, and nowhere else.
+// Every environment variable of Tutti's own: read here, and nowhere else. Those of launchers are
+// read in src/cluster.
 #pragma once
 
 #include <chrono>

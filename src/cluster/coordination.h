@@ -19,7 +19,7 @@ struct Job {
   std::vector<std::string> addresses;  // of all ranks, by rank: "127.0.0.1:5000"
   std::string token;                   // the service takes only those who know it; may be empty
   std::string version;                 // of Tutti; another one is refused
-  // Files in PEM format. Empty: no TLS. With a certificate authority both sides show certificates.
+  // Files in PEM format, all three or none. Both sides show certificates.
   std::string certificate = {}, key = {}, authority = {};
   std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
@@ -48,12 +48,13 @@ class Service {
 // service or the rank that is at fault.
 class Coordination {
  public:
-  // Says goodbye, one way, and never waits.
+  // Says goodbye, one way; waits at most 100 ms for a service that does not answer.
   virtual ~Coordination() = default;
 
   // Everybody's value, by rank, once everybody has called it with this name. A name is used once.
   // DeadlineExceededError naming those who did not come; the failure where the job fails; at most
-  // 64 MiB together. A barrier is an exchange of nothing.
+  // 64 MiB together, names of at most 1 KiB. A barrier is an exchange of nothing. Timeouts are from
+  // now; nanoseconds::max() is for ever.
   virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
                                             std::chrono::nanoseconds timeout) = 0;
 
@@ -66,7 +67,7 @@ class Coordination {
   virtual void abort(const Failure& failure) = 0;
   virtual std::optional<Failure> failure() const = 0;
   // `heard` runs once, on a thread of the connection or at once, when the job fails. Once per
-  // connection. It must not block or throw.
+  // connection, else FailedPreconditionError. It must not block, throw or destroy the connection.
   virtual void on_failure(std::function<void(const Failure&)> heard) = 0;
 };
 

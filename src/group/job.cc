@@ -31,6 +31,12 @@ bool is_loopback(const std::string& address) {
          address.starts_with("[::1]");
 }
 
+// Settings say "for ever" as 0.
+std::chrono::nanoseconds join_timeout() {
+  const std::chrono::nanoseconds timeout = base::settings().join_timeout;
+  return timeout.count() ? timeout : std::chrono::nanoseconds::max();
+}
+
 class Job {
  public:
   explicit Job(const Membership& membership) : membership_(membership) {
@@ -49,22 +55,22 @@ class Job {
                                  membership.service));
     const auto& module = *static_cast<const ClusterModule*>(base::load_module("cluster").interface);
     if (membership.serves) service_ = module.serve(job, membership.service);
-    link_ = module.join(job, membership.service, membership.rank, settings.join_timeout);
+    link_ = module.join(job, membership.service, membership.rank, join_timeout());
     link_->on_failure([this](const Failure&) { alarm_.store(true, std::memory_order_release); });
-    neighbourhood_ = shm_neighbourhood(
-        {.rank = membership.rank,
-         .addresses = membership.addresses,
-         .hellos = link_->exchange("processes", shm_hello(), settings.join_timeout),
-         .alarm = &alarm_,
-         .failure = [this] { return link_ ? link_->failure() : std::nullopt; }});
+    neighbourhood_ =
+        shm_neighbourhood({.rank = membership.rank,
+                           .addresses = membership.addresses,
+                           .hellos = link_->exchange("processes", shm_hello(), join_timeout()),
+                           .alarm = &alarm_,
+                           .failure = [this] { return link_ ? link_->failure() : std::nullopt; }});
   }
 
   std::unique_ptr<Backend> new_group() {
     const int ranks = int(membership_.addresses.size());
     Block* const mine = neighbourhood_.blocks->make(*neighbourhood_.reach, ranks);
     const uint64_t place = neighbourhood_.reach->place(mine, Block::bytes(ranks));
-    const std::vector<std::string> places = link_->exchange(
-        fmt::format("group {}", groups_++), std::to_string(place), base::settings().join_timeout);
+    const std::vector<std::string> places =
+        link_->exchange(fmt::format("group {}", groups_++), std::to_string(place), join_timeout());
     std::vector<int> everybody;
     std::vector<Block*> blocks;
     for (int r = 0; r < ranks; ++r) {

@@ -98,6 +98,7 @@ void Window::meet(uint32_t flag) {
   shown.phase.store(phase);  // before sleepers is read: who sleeps has seen it, or is seen
   if (mine.sleepers.load() != 0) wake(shown.phase, mine.sleepers);
   for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
     Slot& other = slot(r, phase);
     if (other.phase.load(std::memory_order_acquire) != phase) {
       Wait wait{other.phase, phase, true,    blocks_[size_t(r)]->sleepers,

@@ -1,6 +1,7 @@
 #include "kernels/reduce.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -227,6 +228,18 @@ void write(const void* tile, size_t bytes, std::span<void* const> outputs, size_
   }
 }
 
+template <class T>
+void divide(T* values, size_t count, T divisor) {
+  if constexpr (hwy::IsFloat<T>()) {
+    const hn::ScalableTag<T> d;
+    const auto by = hn::Set(d, divisor);
+    size_t i = 0;
+    for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d))
+      hn::StoreU(hn::Div(hn::LoadU(d, values + i), by), d, values + i);
+    for (; i < count; ++i) values[i] /= divisor;
+  }
+}
+
 template <class Type, class Op>
 void run(const Reduction& r, int64_t begin, int64_t end, bool stream) {
   using Acc = typename Type::Acc;
@@ -234,22 +247,28 @@ void run(const Reduction& r, int64_t begin, int64_t end, bool stream) {
   const hn::ScalableTag<Acc> d;
   const auto* const in = reinterpret_cast<const Stored* const*>(r.inputs.data());
   HWY_ALIGN Acc tile[kTile<Acc>];
+  // Few inputs are combined in registers, so the first output can do without the tile, even where
+  // it is one of the inputs.
+  const bool direct =
+      sizeof(Acc) == sizeof(Stored) && r.inputs.size() <= 4 && !r.outputs.empty() && !stream;
+  const bool divides = hwy::IsFloat<Acc>() && r.op == ReduceOp::MEAN && r.divisor != 1;
   for (int64_t at = begin; at < end; at += int64_t(kTile<Acc>)) {
     const size_t count = std::min(kTile<Acc>, size_t(end - at));
-    tree_of<Type, Op>(in, r.inputs.size(), size_t(at), count, tile);
-    // From here on whole vectors: what lies behind `count` in the tile is of no interest.
-    if constexpr (hwy::IsFloat<Acc>()) {
-      if (r.op == ReduceOp::MEAN && r.divisor != 1) {
-        const auto by = hn::Set(d, Acc(r.divisor));
-        for (size_t i = 0; i < count; i += hn::Lanes(d))
-          hn::Store(hn::Div(hn::Load(d, tile + i), by), d, tile + i);
-      }
+    if (direct) {
+      Acc* const first = static_cast<Acc*>(r.outputs[0]) + at;
+      tree_of<Type, Op>(in, r.inputs.size(), size_t(at), count, first);
+      if (divides) divide(first, count, Acc(r.divisor));
+      write(first, count * sizeof(Acc), r.outputs.subspan(1), size_t(at) * sizeof(Acc), false);
+      continue;
     }
+    tree_of<Type, Op>(in, r.inputs.size(), size_t(at), count, tile);
+    if (divides) divide(tile, count, Acc(r.divisor));
     const size_t bytes = count * sizeof(Stored);
     if constexpr (sizeof(Acc) == sizeof(Stored)) {
       write(tile, bytes, r.outputs, size_t(at) * sizeof(Stored), stream);
     } else {
       HWY_ALIGN Stored narrow[kTile<Acc>];
+      // Whole vectors: what lies behind `count` in the tile is of no interest.
       for (size_t i = 0; i < count; i += hn::Lanes(d))
         Type::store(d, hn::Load(d, tile + i), narrow + i);
       write(narrow, bytes, r.outputs, size_t(at) * sizeof(Stored), stream);
@@ -389,7 +408,36 @@ void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
   });
 }
 
+namespace {
+
+// A few elements are summed before vectors would be set up. The same tree, so the same bits.
+constexpr int64_t kFew = 4;
+
+template <class T>
+T tree_sum(std::span<const void* const> inputs, size_t i) {
+  if (inputs.size() == 1) return static_cast<const T*>(inputs[0])[i];
+  const size_t left = std::bit_floor(inputs.size() - 1);
+  return T(tree_sum<T>(inputs.first(left), i) + tree_sum<T>(inputs.subspan(left), i));
+}
+
+template <class T>
+void sum_few(const Reduction& r) {
+  T sums[kFew];
+  for (int64_t i = 0; i < r.count; ++i) {
+    sums[i] = tree_sum<T>(r.inputs, size_t(i));
+    if (r.op == ReduceOp::MEAN) sums[i] /= T(r.divisor);
+  }
+  for (void* output : r.outputs) std::memcpy(output, sums, size_t(r.count) * sizeof(T));
+}
+
+}  // namespace
+
 void reduce_here(const Reduction& reduction, bool stream) {
+  if (reduction.count <= kFew &&
+      (reduction.op == ReduceOp::SUM || reduction.op == ReduceOp::MEAN)) {
+    if (reduction.dtype == DType::float32) return sum_few<float>(reduction);
+    if (reduction.dtype == DType::float64) return sum_few<double>(reduction);
+  }
   HWY_DYNAMIC_DISPATCH(reduce_range)(reduction, 0, reduction.count, stream);
 }
 

@@ -18,13 +18,11 @@ using cluster::Coordination;
 using cluster::Failure;
 using cluster::Job;
 using cluster::Service;
-using ::testing::AllOf;
 using testing::Child;
 using testing::cluster_module;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::job_of;
-using ::testing::Not;
 
 constexpr auto kLong = 20s;  // for what should take no time
 
@@ -654,6 +652,12 @@ TEST_F(Tls, RefusesOtherAuthoritiesAndPlainText) {
                  join(stranger, address, 1, 500ms));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
   EXPECT_NE(join(job(), address, 1), nullptr);
+}
+
+TEST_F(Tls, RefusesACertificateOfAnotherAddress) {
+  const auto service = serve(job(), "127.0.0.2:0");
+  EXPECT_ERROR(UnauthenticatedError, "the service's certificate is for another address",
+               join(job(), service->address(), 0));
 }
 
 TEST_F(Tls, RefusesAPlainTextService) {

@@ -3,10 +3,12 @@
 #include <pty.h>
 #include <tutti/version.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 
 #include "tool.h"
 
@@ -404,16 +406,14 @@ TEST(Run, SaysWhyAProgramCannotBeStarted) {
 
 // ---- signals
 
-class RunForwards : public ::testing::TestWithParam<std::pair<const char*, int>> {};
+class RunForwards : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Signals, RunForwards,
-                         ::testing::Values(std::pair("INT", SIGINT), std::pair("TERM", SIGTERM),
-                                           std::pair("HUP", SIGHUP), std::pair("USR1", SIGUSR1),
-                                           std::pair("USR2", SIGUSR2)),
-                         [](const auto& test) { return std::string(test.param.first); });
+                         ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2),
+                         [](const auto& test) { return std::string(sigabbrev_np(test.param)); });
 
 TEST_P(RunForwards, TheSignalToEveryWorker) {
-  const auto [name, number] = GetParam();
-  Tool tool(Tool::shells(3, std::string("trap 'echo heard; exit 0' ") + name +
+  const int number = GetParam();
+  Tool tool(Tool::shells(3, std::string("trap 'echo heard; exit 0' ") + sigabbrev_np(number) +
                                 "; echo ready; while :; do sleep 0.05; done"));
   EXPECT_TRUE(tool.wait_for("ready", 3));
   tool.signal(number);
@@ -422,7 +422,7 @@ TEST_P(RunForwards, TheSignalToEveryWorker) {
 }
 
 TEST_P(RunForwards, AndItsEffectWhereItIsNotCaught) {
-  const auto [name, number] = GetParam();
+  const int number = GetParam();
   Tool tool(Tool::shells(2, "echo pid $$; exec sleep 1000"));
   EXPECT_TRUE(tool.wait_for("pid ", 2));
   tool.signal(number);

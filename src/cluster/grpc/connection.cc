@@ -110,7 +110,7 @@ class Connection final : public Coordination,
     wire::ToService message;
     *message.mutable_abort() = to_wire(failure);
     send(std::move(message));
-    // The caller may be about to die: by now the service has it.
+    // The caller may be about to die: not before the service has it.
     changed_.wait_for(lock, kAbortPatience, [&] { return failure_.has_value(); });
     fail(failure);
   }
@@ -140,10 +140,9 @@ class Connection final : public Coordination,
       throw InvalidArgumentError(fmt::format("{}: a name of {} bytes; at most {} are taken", what,
                                              name.size(), kLargestName));
     if (value.size() > kLargestTotal)
-      throw ResourceExhaustedError(
-          fmt::format("{} \"{}\": a value of {} bytes; at most {} are "
-                      "taken from all ranks together",
-                      what, name, value.size(), kLargestTotal));
+      throw ResourceExhaustedError(fmt::format(
+          "{} \"{}\": a value of {} bytes; at most {} are taken from all ranks together", what,
+          name, value.size(), kLargestTotal));
   }
 
   wire::Reply call(wire::ToService message, const std::string& what,
@@ -195,6 +194,7 @@ class Connection final : public Coordination,
         lock.unlock();
         heard(*failure_);
         lock.lock();
+        continue;
       }
       const auto now = Clock::now();
       if (now < next_heartbeat) continue;
@@ -288,6 +288,9 @@ void throw_refusal(const grpc::Status& status, const std::string& service, int r
   const auto refuse = [&](ErrorCode code, const std::string& why) {
     throw_error(code, fmt::format("join {} as rank {}: {}", service, rank, why));
   };
+  const auto says = [&](const char* words) {
+    return status.error_message().find(words) != std::string::npos;
+  };
   switch (status.error_code()) {
     case grpc::StatusCode::UNAUTHENTICATED:
       return refuse(ErrorCode::unauthenticated, status.error_message());
@@ -296,10 +299,14 @@ void throw_refusal(const grpc::Status& status, const std::string& service, int r
     case grpc::StatusCode::INVALID_ARGUMENT:
       return refuse(ErrorCode::invalid_argument, status.error_message());
     case grpc::StatusCode::UNAVAILABLE:
-      // Only gRPC's text tells this, which waiting does not mend, from a service that is not there.
-      if (status.error_message().find("certificate verify failed") != std::string::npos)
+      // What waiting does not mend; only gRPC's text tells it from a service that is not there.
+      if (says("certificate verify failed"))
         refuse(ErrorCode::unauthenticated,
                fmt::format("the service's certificate is not from the authority {}", authority));
+      if (says("is not in peer certificate"))
+        refuse(ErrorCode::unauthenticated,
+               "the service's certificate is for another address; it needs this one as a "
+               "subjectAltName");
       return;
     case grpc::StatusCode::UNIMPLEMENTED:
       return refuse(ErrorCode::failed_precondition,

@@ -16,6 +16,9 @@ using detail::Memory;
 // Beyond this a reduction is worth two meetings: one to learn where everything lies, or to share
 // the work out.
 constexpr size_t kWhole = 64 << 10;
+// What goes through the window at once: all that the ranks of a core touch should stay in its
+// cache.
+constexpr size_t kChunk = 256 << 10;
 // A rank's share of the work starts on a line of its own.
 constexpr size_t kAlign = kLine;
 
@@ -364,7 +367,7 @@ void Windowed::in_place(const Stream& stream) {
 void Windowed::through_window(const Stream& stream) {
   const int n = window_.size(), me = window_.rank();
   const ReduceOp op = stream.reduction().op;
-  const size_t chunk = kArea / std::max(stream.most_leaves(), stream.widest()) / kAlign * kAlign;
+  const size_t chunk = kChunk / std::max(stream.most_leaves(), stream.widest()) / kAlign * kAlign;
   for (size_t at = 0; at < stream.bytes(); at += chunk) {
     const size_t end = std::min(stream.bytes(), at + chunk);
     const size_t share = rounded_up((end - at + size_t(n) - 1) / size_t(n));

@@ -1,0 +1,273 @@
+// The other collectives, against what anybody would write down.
+#include <atomic>
+#include <numeric>
+
+#include "group/ranks.h"
+#include "group/samples.h"
+
+namespace tutti {
+namespace {
+
+using namespace testing;
+
+constexpr DType kWidths[] = {DType::uint8, DType::int32, DType::uint64};
+
+using Bytes = std::vector<std::byte>;
+
+Bytes part(const Bytes& all, size_t which, size_t bytes) {
+  return {all.begin() + ptrdiff_t(which * bytes), all.begin() + ptrdiff_t((which + 1) * bytes)};
+}
+
+class Collectives : public Ranks {
+ protected:
+  // f(group, dtype, count) on every rank for every size that might make a difference.
+  template <class F>
+  void for_each_size(const F& f) {
+    for (const DType dtype : kWidths) {
+      std::set<int64_t> counts = few_counts(n);
+      counts.merge(threshold_counts(dtype, n));
+      on_ranks(groups, [&](const Group& group) {
+        for (const int64_t count : counts) {
+          SCOPED_TRACE(fmt::format("rank {}, {}[{}]", group.rank(), name(dtype), count));
+          f(group, dtype, count);
+        }
+      });
+    }
+  }
+  Bytes of_all(size_t bytes) const {
+    Bytes all;
+    for (int r = 0; r < n; ++r) {
+      const Bytes one = pattern(r, bytes);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+};
+TUTTI_ON_RANKS(Collectives);
+
+TEST_P(Collectives, BroadcastGivesEverybodyTheRootsData) {
+  for_each_size([&](const Group& group, DType dtype, int64_t count) {
+    for (int root = 0; root < n; ++root) {
+      Buffer data(count, dtype, pattern(group.rank(), bytes_of(count, dtype)));
+      group.broadcast(data.tensor(), root, kLong);
+      ASSERT_TRUE(data.is(pattern(root, bytes_of(count, dtype)))) << "root " << root;
+    }
+  });
+}
+
+TEST_P(Collectives, AllGatherJoinsInRankOrder) {
+  for_each_size([&](const Group& group, DType dtype, int64_t count) {
+    const size_t bytes = bytes_of(count, dtype);
+    const Bytes expected = of_all(bytes);
+    Buffer in(count, dtype, pattern(group.rank(), bytes)), out(count * n, dtype);
+    group.all_gather(in.tensor(), out.tensor(), kLong);
+    ASSERT_TRUE(out.is(expected));
+    // In place: the input is this rank's part of the output.
+    Buffer both(count * n, dtype);
+    kernels::with_type(dtype, [&]<class T>(T*) {
+      const std::span<T> mine = both.span<T>().subspan(size_t(group.rank() * count), size_t(count));
+      if (bytes) std::memcpy(mine.data(), in.data(), bytes);
+      group.all_gather(mine, both.span<T>(), kLong);
+    });
+    ASSERT_TRUE(both.is(expected));
+  });
+}
+
+TEST_P(Collectives, GatherJoinsAtTheRootAlone) {
+  for_each_size([&](const Group& group, DType dtype, int64_t count) {
+    const size_t bytes = bytes_of(count, dtype);
+    Buffer in(count, dtype, pattern(group.rank(), bytes));
+    for (int root = 0; root < n; ++root) {
+      const bool here = group.rank() == root;
+      Buffer out(here ? count * n : 1, here ? dtype : DType::float32);
+      const Bytes before(4, std::byte{0xA5});
+      group.gather(in.tensor(), out.tensor(), root, kLong);
+      ASSERT_TRUE(out.is(here ? of_all(bytes) : before)) << "root " << root;
+    }
+  });
+}
+
+TEST_P(Collectives, ScatterDealsOutTheRootsData) {
+  for_each_size([&](const Group& group, DType dtype, int64_t count) {
+    const size_t bytes = bytes_of(count, dtype);
+    for (int root = 0; root < n; ++root) {
+      const bool here = group.rank() == root;
+      const Bytes all = pattern(root, bytes * size_t(n));
+      const Bytes mine = part(all, size_t(group.rank()), bytes);
+      Buffer in(here ? count * n : 0, here ? dtype : DType::float64, here ? all : Bytes{});
+      Buffer out(count, dtype);
+      group.scatter(in.tensor(), out.tensor(), root, kLong);
+      ASSERT_TRUE(out.is(mine)) << "root " << root;
+      kernels::with_type(dtype, [&]<class T>(T*) {  // the root's own part where it is
+        const std::span<T> to =
+            here ? in.span<T>().subspan(size_t(root * count), size_t(count)) : out.span<T>();
+        group.scatter(here ? in.span<T>() : std::span<T>(), to, root, kLong);
+        ASSERT_TRUE(here ? in.is(all) : out.is(mine)) << "in place, root " << root;
+      });
+    }
+  });
+}
+
+TEST_P(Collectives, AllToAllTransposes) {
+  for_each_size([&](const Group& group, DType dtype, int64_t count) {
+    const size_t bytes = bytes_of(count, dtype);
+    const Bytes mine = pattern(group.rank(), bytes * size_t(n));
+    Bytes expected;
+    for (int r = 0; r < n; ++r) {
+      const Bytes theirs = part(pattern(r, bytes * size_t(n)), size_t(group.rank()), bytes);
+      expected.insert(expected.end(), theirs.begin(), theirs.end());
+    }
+    Buffer in(count * n, dtype, mine), out(count * n, dtype);
+    group.all_to_all(in.tensor(), out.tensor(), kLong);
+    ASSERT_TRUE(out.is(expected));
+    ASSERT_TRUE(in.is(mine));
+    group.all_to_all(in.tensor(), in.tensor(), kLong);
+    ASSERT_TRUE(in.is(expected)) << "in place";
+  });
+}
+
+TEST_P(Collectives, ReduceIsForTheRootAlone) {
+  for (const auto& [dtype, op] :
+       {std::pair(DType::float32, ReduceOp::SUM), std::pair(DType::int16, ReduceOp::MEAN),
+        std::pair(DType::bfloat16, ReduceOp::PROD), std::pair(DType::boolean, ReduceOp::MAX)}) {
+    std::set<int64_t> counts = few_counts(n);
+    counts.merge(threshold_counts(dtype, n));
+    for (const int64_t count : counts) {
+      const Sample sample(dtype, op, count, n);
+      on_ranks(groups, [&](const Group& group) {
+        const Bytes& mine = sample.inputs[size_t(group.rank())];
+        for (int root = 0; root < n; ++root) {
+          const bool here = group.rank() == root;
+          Buffer in(count, sample.dtype, mine), out(here ? count : 0, sample.result);
+          group.reduce(in.tensor(), out.tensor(), sample.op, root, kLong);
+          ASSERT_TRUE(out.is(here ? sample.expected : Bytes{})) << "root " << root;
+          ASSERT_TRUE(in.is(mine));
+          if (!sample.in_place()) continue;
+          group.reduce(in.tensor(), sample.op, root, kLong);
+          ASSERT_TRUE(in.is(here ? sample.expected : mine)) << "in place, root " << root;
+        }
+      });
+    }
+  }
+}
+
+TEST_P(Collectives, ReduceScatterGivesEachRankItsPart) {
+  for (const auto& [dtype, op] :
+       {std::pair(DType::float32, ReduceOp::SUM), std::pair(DType::uint8, ReduceOp::MEAN),
+        std::pair(DType::int64, ReduceOp::MEAN), std::pair(DType::float16, ReduceOp::MEAN)}) {
+    std::set<int64_t> counts = few_counts(n);
+    counts.merge(threshold_counts(dtype, n));
+    for (const int64_t count : counts) {
+      const Sample sample(dtype, op, count * n, n);
+      on_ranks(groups, [&](const Group& group) {
+        const auto me = size_t(group.rank());
+        Buffer in(count * n, sample.dtype, sample.inputs[me]), out(count, sample.result);
+        const Bytes expected = part(sample.expected, me, bytes_of(count, sample.result));
+        group.reduce_scatter(in.tensor(), out.tensor(), sample.op, kLong);
+        ASSERT_TRUE(out.is(expected)) << name(sample.dtype) << " " << count;
+        if (!sample.in_place()) return;
+        kernels::with_type(sample.dtype, [&]<class T>(T*) {
+          const std::span<T> mine = in.span<T>().subspan(me * size_t(count), size_t(count));
+          group.reduce_scatter(in.span<T>(), mine, sample.op, kLong);
+          ASSERT_TRUE(same_bits(sample.dtype, mine.data(), expected.data(), size_t(count)));
+        });
+      });
+    }
+  }
+}
+
+TEST_P(Collectives, AllGatherUnevenTakesWhatEachHas) {
+  // By which rank has how many.
+  const std::vector<std::function<int64_t(int)>> shapes{
+      [](int r) { return r; },
+      [](int) { return 0; },
+      [](int r) { return r == 0 ? 0 : 5; },
+      [this](int r) { return r == n - 1 ? 200'000 : r % 2; },
+      [](int r) { return 131'071 + r; },
+      [](int r) { return 12 - r; },
+  };
+  for (const auto& count_of : shapes)
+    on_ranks(groups, [&](const Group& group) {
+      std::vector<int32_t> expected, in;
+      for (int r = 0; r < n; ++r)
+        for (int64_t i = 0; i < count_of(r); ++i) {
+          expected.push_back(int32_t(r * 1'000'000 + i));
+          if (r == group.rank()) in.push_back(expected.back());
+        }
+      EXPECT_EQ(group.all_gather_uneven(in, kLong), expected);
+      EXPECT_EQ(group.all_gather_uneven(std::span<const int32_t>(in), kLong), expected);
+    });
+}
+
+TEST_P(Collectives, AllGatherUnevenJoinsTheRowsOfTensors) {
+  on_ranks(groups, [&](const Group& group) {
+    const Tensor in = Tensor::full({group.rank(), 2, 3}, group.rank(), DType::float16);
+    const Tensor out = group.all_gather_uneven(in, kLong);
+    EXPECT_EQ(out.shape(), Shape({n * (n - 1) / 2, 2, 3}));
+    std::vector<float16> expected;
+    for (int r = 0; r < n; ++r) expected.insert(expected.end(), size_t(r * 6), float16(float(r)));
+    EXPECT_EQ(out.to_vector<float16>(), expected);
+    EXPECT_EQ(group.all_gather_uneven(Tensor::zeros({2, 0}, DType::int8), kLong).shape(),
+              Shape({2 * n, 0}));
+  });
+}
+
+TEST_P(Collectives, NobodyLeavesABarrierBeforeAllHaveCome) {
+  std::atomic<int> come{0};
+  on_ranks(groups, [&](const Group& group) {
+    for (int round = 1; round <= 200; ++round) {
+      ++come;
+      group.barrier(kLong);
+      EXPECT_GE(come.load(), round * n);
+      group.barrier(kLong);
+    }
+  });
+}
+
+TEST_P(Collectives, WorkOnWindowTensors) {
+  for (const int64_t count : {3, 50'000})
+    on_ranks(groups, [&](const Group& group) {
+      const Tensor in = group.empty({n, count}, DType::int32);
+      const Tensor out = group.empty({n, count}, DType::int32);
+      const Tensor one = group.empty({1, count}, DType::int32);
+      const auto fill = [](const Tensor& t, int value) {
+        std::ranges::fill(t.span<int32_t>(), value);
+      };
+      fill(in, group.rank());
+      group.all_to_all(in, out, kLong);
+      for (int r = 0; r < n; ++r) EXPECT_EQ(out.span<int32_t>()[size_t(r * count)], r);
+      group.reduce_scatter(in, one, ReduceOp::SUM, kLong);
+      EXPECT_THAT(one.span<int32_t>(), ::testing::Each(n * (n - 1) / 2));
+      fill(one, group.rank());
+      group.all_gather(one, out, kLong);
+      for (int r = 0; r < n; ++r) EXPECT_EQ(out.span<int32_t>()[size_t((r + 1) * count - 1)], r);
+      group.broadcast(one, n - 1, kLong);
+      EXPECT_THAT(one.span<int32_t>(), ::testing::Each(n - 1));
+    });
+}
+
+TEST(Group, EmptyIsAlignedAndOutlivesTheGroup) {
+  Groups groups = Group::in_process(1);
+  const Tensor tensor = groups[0].empty({3, 5}, DType::float16);
+  const Tensor nothing = groups[0].empty({0}, DType::float32);
+  const Tensor scalar = groups[0].empty({}, DType::float64);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % 64, 0u);
+  EXPECT_EQ(tensor.shape(), Shape({3, 5}));
+  EXPECT_EQ(nothing.num_elements(), 0);
+  EXPECT_EQ(scalar.num_elements(), 1);
+  groups.clear();
+  std::ranges::fill(tensor.span<float16>(), float16(1));
+  EXPECT_EQ(tensor.to_vector<float16>()[14], float16(1));
+}
+
+TEST(Group, OfInProcessRanksSaysWhoItIs) {
+  const Groups groups = Group::in_process(3);
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_EQ(groups[size_t(r)].rank(), r);
+    EXPECT_EQ(groups[size_t(r)].size(), 3);
+    EXPECT_EQ(groups[size_t(r)].backend(), "in_process");
+  }
+}
+
+}  // namespace
+}  // namespace tutti

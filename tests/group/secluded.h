@@ -1,0 +1,103 @@
+// Ranks that are threads but live like processes: they reach only what the group has allocated, by
+// places that mean something to the right rank only. What goes through the window goes there here.
+#pragma once
+
+#include <tutti/group.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "group/backends/window_backend.h"
+#include "group/group_impl.h"
+
+namespace tutti::testing {
+
+struct Seclusion {
+  bool reaches_all = false;                     // all memory, as threads do
+  std::function<void(int rank)> before_find{};  // `rank` is about to look at another's memory
+  std::function<std::string(int rank)> loss{};  // why a rank is lost; empty while it is not
+};
+
+// What all ranks share: the memory that was allocated, kept to the end as if it were mapped.
+class Commons : public group::Members {
+ public:
+  explicit Commons(Seclusion options) : options_(std::move(options)) {}
+
+  const Seclusion& options() const { return options_; }
+  std::shared_ptr<void> allocate(size_t bytes) {
+    const auto memory = std::shared_ptr<std::byte>(
+        static_cast<std::byte*>(::operator new(bytes, std::align_val_t(4096))),
+        [](std::byte* p) { ::operator delete(p, std::align_val_t(4096)); });
+    std::memset(memory.get(), 0, bytes);
+    std::lock_guard lock(mutex_);
+    allocated_[memory.get()] = {memory, bytes};
+    return memory;
+  }
+  bool holds(const void* data, size_t bytes) const {
+    std::lock_guard lock(mutex_);
+    auto it = allocated_.upper_bound(static_cast<const std::byte*>(data));
+    if (it == allocated_.begin()) return false;
+    --it;
+    return static_cast<const std::byte*>(data) + bytes <= it->first + it->second.second;
+  }
+
+  std::string address(int rank) const override { return "host:" + std::to_string(5000 + rank); }
+  std::string loss(int rank) const override { return options_.loss ? options_.loss(rank) : ""; }
+  std::optional<cluster::Failure> failure() const override { return {}; }
+  bool crowded() const override { return true; }
+  bool separate_processes() const override { return false; }
+
+ private:
+  const Seclusion options_;
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, std::pair<std::shared_ptr<std::byte>, size_t>> allocated_;
+};
+
+// One rank's way to the memory of the others. Addresses have 48 bits; the rest says whose it is.
+class SecludedReach : public group::Reach {
+ public:
+  SecludedReach(std::shared_ptr<Commons> commons, int rank)
+      : commons_(std::move(commons)), rank_(rank) {}
+
+  uint64_t place(const void* data, size_t bytes) const override {
+    if (!commons_->options().reaches_all && !commons_->holds(data, bytes)) return kNowhere;
+    return reinterpret_cast<uint64_t>(data) | uint64_t(rank_ + 1) << 48;
+  }
+  void* find(int rank, uint64_t place) const override {
+    if (place == 0) return nullptr;  // of a tensor without elements
+    if (int(place >> 48) != rank + 1) throw InternalError("found a place of another rank");
+    if (commons_->options().before_find) commons_->options().before_find(rank_);
+    return reinterpret_cast<void*>(place << 16 >> 16);
+  }
+  std::shared_ptr<void> allocate(size_t bytes) override { return commons_->allocate(bytes); }
+  std::shared_ptr<void> allocate_zeroed(size_t bytes) override { return commons_->allocate(bytes); }
+
+ private:
+  const std::shared_ptr<Commons> commons_;
+  const int rank_;
+};
+
+inline std::vector<Group> secluded(int n, Seclusion options = {}) {
+  const auto commons = std::make_shared<Commons>(std::move(options));
+  std::vector<group::Neighbourhood> neighbourhoods;
+  std::vector<int> ranks;
+  std::vector<group::Block*> blocks;
+  for (int r = 0; r < n; ++r) {
+    neighbourhoods.push_back(
+        {std::make_shared<SecludedReach>(commons, r), std::make_shared<group::Blocks>(), commons});
+    ranks.push_back(r);
+    blocks.push_back(neighbourhoods.back().blocks->make(*neighbourhoods.back().reach, n));
+  }
+  std::vector<Group> groups;
+  for (int r = 0; r < n; ++r)
+    groups.push_back(detail::GroupAccess::make(
+        std::make_shared<detail::GroupImpl>(std::make_unique<group::WindowBackend>(
+            "secluded", neighbourhoods[size_t(r)], ranks, r, blocks))));
+  return groups;
+}
+
+}  // namespace tutti::testing

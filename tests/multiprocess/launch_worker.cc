@@ -1,0 +1,253 @@
+// What groups from the environment must do, one case per run:
+//   launch_worker CASE [ARGUMENT]
+// Reports "ok" with what it found, "error" for an error of Tutti's, or "wrong" with what is wrong.
+#include <poll.h>
+#include <tutti/tutti.h>
+
+#include <cstring>
+#include <iostream>
+#include <thread>
+
+#include "report.h"
+
+using namespace tutti;
+using namespace tutti::testing;
+
+namespace {
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+int sum_of_ranks(const Group& group) { return group.size() * (group.size() - 1) / 2; }
+
+void expect_sum(const Group& group, int times = 1) {
+  for (int i = 0; i < times; ++i) {
+    std::vector<int> data(1 + size_t(i) * 37 % 20'000, group.rank());
+    group.all_reduce(data, ReduceOp::SUM);
+    for (const int value : data) require(value == sum_of_ranks(group), "a wrong sum");
+  }
+}
+
+// Just a group, and one operation.
+std::string join() {
+  const Group group = Group::from_environment();
+  expect_sum(group);
+  return std::string(group.backend()) + " " + std::to_string(group.rank()) + " of " +
+         std::to_string(group.size());
+}
+
+std::string alone() {
+  const Group group = Group::from_environment();
+  require(group.rank() == 0 && group.size() == 1, "not alone");
+  std::vector<float> data{1, 2, 3}, out(3);
+  const std::vector<float> expected = data;
+  group.barrier();
+  group.all_reduce(data, ReduceOp::MEAN);
+  group.broadcast(data, 0);
+  group.all_gather(data, out);
+  require(data == expected && out == expected, "a group of one changes data");
+  const Tensor window = group.empty({3}, DType::float32);
+  std::ranges::copy(data, window.span<float>().begin());
+  group.all_reduce(window, ReduceOp::SUM);
+  require(window.to_vector<float>() == expected, "a group of one changes a tensor");
+  require(group.split(0, 0).size() == 1, "a part of one is not one");
+  expect_sum(Group::from_environment(), 100);
+  return std::string(group.backend());
+}
+
+// Two groups take turns; one that fails is no fault of the other.
+std::string alternate() {
+  const Group a = Group::from_environment(), b = Group::from_environment();
+  for (int i = 0; i < 300; ++i) expect_sum(i % 2 ? a : b);
+  Work left = a.all_reduce_async(std::vector<int>(5), ReduceOp::SUM);  // both at the same time
+  expect_sum(b, 20);
+  left.wait();
+  try {
+    std::vector<int> data(a.rank() == 1 ? 7 : 8);
+    a.all_reduce(data, ReduceOp::SUM);
+    require(false, "a mismatch went unnoticed");
+  } catch (const InvalidArgumentError& error) {
+    require(std::strstr(error.what(), "rank 1"), error.what());
+  }
+  expect_sum(b, 20);
+  const Group c = Group::from_environment();
+  expect_sum(c, 20);
+  try {
+    a.barrier();
+    require(false, "a group that had failed went on");
+  } catch (const InvalidArgumentError&) {
+  }
+  b.barrier();
+  return "";
+}
+
+std::string recreate(int times) {
+  Group last = Group::from_environment();
+  for (int i = 0; i < times; ++i) {
+    if (i == times / 2) report_usage("before", last.rank());
+    Group group = Group::from_environment();
+    const Tensor data = group.empty({1000}, DType::float32);
+    std::ranges::fill(data.span<float>(), float(group.rank()));
+    group.all_reduce(data, ReduceOp::MEAN);
+    const float mean = float(sum_of_ranks(group)) / float(group.size());
+    for (const float value : data.span<float>()) require(value == mean, "a wrong mean");
+    expect_sum(last);
+    if (i % 2) last = std::move(group);
+    // A value of the rank that has come round to being the first.
+    std::vector<int> first{last.rank() * 10 + i};
+    last.broadcast(first, i % last.size());
+    require(first[0] == i % last.size() * 10 + i, "a wrong value from the root");
+  }
+  report_usage("after", last.rank());
+  last.barrier();
+  return "";
+}
+
+Tensor kept_to_the_end;  // destroyed after main, like the group below
+Group* group_to_the_end = nullptr;
+
+std::string outlive() {
+  Tensor data;
+  int rank = 0;
+  {
+    const Group group = Group::from_environment();
+    rank = group.rank();
+    data = group.empty({100'000}, DType::float32);
+    kept_to_the_end = group.empty({1000}, DType::int64);
+    std::ranges::fill(data.span<float>(), float(rank));
+    group.all_reduce(data, ReduceOp::SUM);
+  }
+  const Group next = Group::from_environment();
+  const float sum = float(sum_of_ranks(next));
+  for (const float value : data.span<float>()) require(value == sum, "memory of a group is lost");
+  std::ranges::fill(data.span<float>(), float(rank + 1));
+  const Tensor fresh = next.empty({100'000}, DType::float32);
+  std::ranges::fill(fresh.span<float>(), -1.f);
+  next.all_reduce(data, ReduceOp::SUM);  // of a group that is no more, in another
+  const float more = sum + float(next.size());
+  for (const float value : data.span<float>()) require(value == more, "a wrong sum of kept memory");
+  for (const float value : fresh.span<float>()) require(value == -1.f, "memory is used twice");
+  std::ranges::fill(kept_to_the_end.span<int64_t>(), rank);
+  static Group until_exit = next;
+  group_to_the_end = &until_exit;
+  next.barrier();
+  return "";
+}
+
+// The same inputs everywhere: floats of many sizes, so that every order of adding has bits of its
+// own.
+template <class Bits>
+std::vector<Bits> inputs(DType dtype, int rank, size_t count) {
+  std::vector<Bits> all(count);
+  uint64_t state = uint64_t(rank) * 1000 + count;
+  for (Bits& bits : all) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const uint64_t random = state >> 20;
+    const uint64_t exponent = random % 16;  // from 2^-8 to 2^7
+    switch (dtype) {
+      case DType::float32: bits = Bits((random >> 8 & 0x807fffff) | (119 + exponent) << 23); break;
+      case DType::bfloat16: bits = Bits((random >> 8 & 0x807f) | (119 + exponent) << 7); break;
+      default: bits = Bits((state & 0x800fffffffffffff) | (1015 + exponent) << 52); break;
+    }
+  }
+  return all;
+}
+
+uint64_t hash_of(const void* data, size_t bytes) {
+  uint64_t hash = 14695981039346656037u;
+  for (size_t i = 0; i < bytes; ++i)
+    hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211u;
+  return hash;
+}
+
+template <class Bits>
+void bits_of(const Group& group, DType dtype) {
+  const size_t size = sizeof(Bits), n = size_t(group.size());
+  std::vector<size_t> counts;
+  for (const size_t bytes : {size_t(48), size_t(64) << 10, size_t(128) << 10, size_t(512) << 10,
+                             (size_t(512) << 10) / n / 64 * 64, (size_t(3) << 20) + 20 * size})
+    for (const size_t more : {0, 1, 2}) counts.push_back(bytes / size - 1 + more);
+  for (const ReduceOp op : {ReduceOp::SUM, ReduceOp::MEAN})
+    for (const size_t count : counts)
+      for (const bool window : {false, true}) {
+        std::vector<Bits> mine = inputs<Bits>(dtype, group.rank(), count);
+        const Shape shape{int64_t(count)};
+        Tensor data = Tensor::borrow(mine.data(), shape, dtype);
+        if (window) {
+          data = group.empty(shape, dtype);
+          std::memcpy(data.data(), mine.data(), count * size);
+        }
+        group.all_reduce(data, op);
+        report("bits", group.rank(),
+               std::string(name(dtype)) + " " + std::string(name(op)) + " " + std::to_string(count),
+               std::to_string(hash_of(data.data(), count * size)));
+      }
+}
+
+std::string bits(int threads) {
+  const auto all_of = [](const Group& group) {
+    bits_of<uint32_t>(group, DType::float32);
+    bits_of<uint16_t>(group, DType::bfloat16);
+    bits_of<uint64_t>(group, DType::float64);
+  };
+  if (!threads) {
+    all_of(Group::from_environment());
+    return "";
+  }
+  std::vector<std::thread> running;
+  for (const Group& group : Group::in_process(threads)) running.emplace_back(all_of, group);
+  for (std::thread& thread : running) thread.join();
+  return "";
+}
+
+// All-reduces until the driver says "stop" to rank 0; "count" asks how many there were.
+std::string loop() {
+  const Group group = Group::from_environment();
+  report("ready", group.rank());
+  std::vector<int64_t> data(30'000);
+  for (int64_t i = 0;; ++i) {
+    int64_t stop = 0;
+    pollfd input{0, POLLIN, 0};
+    if (group.rank() == 0 && poll(&input, 1, 0) > 0) {
+      std::string line;
+      std::getline(std::cin, line);
+      if (line == "count") report("count", 0, std::to_string(i));
+      stop = line != "count";
+    }
+    const size_t count = 2 + size_t(i * 7919) % (data.size() - 1);
+    const std::span<int64_t> now(data.data(), count);
+    for (size_t k = 0; k < count; ++k) now[k] = i + int64_t(k) + group.rank();
+    now[0] = stop;
+    group.all_reduce(now, ReduceOp::SUM);
+    for (size_t k = 1; k < count; ++k)
+      require(now[k] == group.size() * (i + int64_t(k)) + sum_of_ranks(group), "a wrong sum");
+    if (now[0]) return std::to_string(i);
+  }
+}
+
+std::string run(const std::string& name, int argument) {
+  if (name == "join") return join();
+  if (name == "alone") return alone();
+  if (name == "alternate") return alternate();
+  if (name == "recreate") return recreate(argument);
+  if (name == "outlive") return outlive();
+  if (name == "bits") return bits(argument);
+  if (name == "loop") return loop();
+  throw std::runtime_error("there is no case " + name);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    report("ok", -1, argv[1], run(argv[1], argc > 2 ? std::stoi(argv[2]) : 0));
+    return 0;
+  } catch (const Error& error) {
+    report("error", -1, error);
+    return 3;
+  } catch (const std::exception& wrong) {
+    report("wrong", -1, "", wrong.what());
+    return 4;
+  }
+}
