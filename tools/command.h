@@ -13,6 +13,7 @@ namespace tutti::tools {
 // Each gets its arguments as a program of its own would, its name first, and returns the exit code.
 int run(int argc, char** argv);
 int info(int argc, char** argv);
+int bench(int argc, char** argv);
 
 inline constexpr int kUsageError = 2;
 

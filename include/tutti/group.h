@@ -21,6 +21,7 @@
 #include <ranges>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -81,6 +82,14 @@ struct GroupCall {
   int64_t tag = 0;
 };
 
+inline GroupCall call(Collective kind, Memory in, Memory out, ReduceOp op = ReduceOp::SUM,
+                      int root = -1, int64_t tag = 0) {
+  return {kind, std::move(in), std::move(out), op, root, tag};
+}
+inline GroupCall in_place(Collective kind, const Memory& data, ReduceOp op, int root = -1) {
+  return {kind, data, data, op, root};
+}
+
 class GroupImpl;
 struct GroupAccess;
 
@@ -129,11 +138,12 @@ class Group {
   // Each element becomes the combination of that element on all ranks.
   template <detail::Writable B>
   void all_reduce(B&& data, ReduceOp op, const Options& options = {}) const {
-    run(in_place(detail::Collective::all_reduce, detail::write(data), op), options);
+    run(detail::in_place(detail::Collective::all_reduce, detail::write(data), op), options);
   }
   template <detail::Readable In, detail::Writable Out>
   void all_reduce(const In& in, Out&& out, ReduceOp op, const Options& options = {}) const {
-    run({detail::Collective::all_reduce, detail::read(in), detail::write(out), op}, options);
+    run(detail::call(detail::Collective::all_reduce, detail::read(in), detail::write(out), op),
+        options);
   }
   // A list of tensors, of any dtypes and shapes, as one operation.
   void all_reduce(std::span<const Tensor> tensors, ReduceOp op, const Options& options = {}) const;
@@ -141,23 +151,26 @@ class Group {
   // As all_reduce, for `root` alone; the data of the others stays as it is.
   template <detail::Writable B>
   void reduce(B&& data, ReduceOp op, int root, const Options& options = {}) const {
-    run(in_place(detail::Collective::reduce, detail::write(data), op, root), options);
+    run(detail::in_place(detail::Collective::reduce, detail::write(data), op, root), options);
   }
   template <detail::Readable In, detail::Writable Out>
   void reduce(const In& in, Out&& out, ReduceOp op, int root, const Options& options = {}) const {
-    run({detail::Collective::reduce, detail::read(in), detail::write(out), op, root}, options);
+    run(detail::call(detail::Collective::reduce, detail::read(in), detail::write(out), op, root),
+        options);
   }
 
   // The data of `root` for everybody.
   template <detail::Writable B>
   void broadcast(B&& data, int root, const Options& options = {}) const {
-    run(in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root), options);
+    run(detail::in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
+        options);
   }
 
   // `out` holds what all ranks have, in rank order: size() times as many elements as `in`.
   template <detail::Readable In, detail::Writable Out>
   void all_gather(const In& in, Out&& out, const Options& options = {}) const {
-    run({detail::Collective::all_gather, detail::read(in), detail::write(out)}, options);
+    run(detail::call(detail::Collective::all_gather, detail::read(in), detail::write(out)),
+        options);
   }
   // The same where ranks have different numbers of elements.
   template <detail::Range In>
@@ -173,79 +186,86 @@ class Group {
   // `in` has a part for each rank; rank r gets the combination of all parts r.
   template <detail::Readable In, detail::Writable Out>
   void reduce_scatter(const In& in, Out&& out, ReduceOp op, const Options& options = {}) const {
-    run({detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op}, options);
+    run(detail::call(detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op),
+        options);
   }
 
   // `in` has a part for each rank; `out` gets a part from each rank.
   template <detail::Readable In, detail::Writable Out>
   void all_to_all(const In& in, Out&& out, const Options& options = {}) const {
-    run({detail::Collective::all_to_all, detail::read(in), detail::write(out)}, options);
+    run(detail::call(detail::Collective::all_to_all, detail::read(in), detail::write(out)),
+        options);
   }
 
   // `out` matters on `root` only, and `in` of scatter too.
   template <detail::Readable In, detail::Writable Out>
   void gather(const In& in, Out&& out, int root, const Options& options = {}) const {
-    run({detail::Collective::gather, detail::read(in), detail::write(out), ReduceOp::SUM, root},
+    run(detail::call(detail::Collective::gather, detail::read(in), detail::write(out),
+                     ReduceOp::SUM, root),
         options);
   }
   template <detail::Readable In, detail::Writable Out>
   void scatter(const In& in, Out&& out, int root, const Options& options = {}) const {
-    run({detail::Collective::scatter, detail::read(in), detail::write(out), ReduceOp::SUM, root},
+    run(detail::call(detail::Collective::scatter, detail::read(in), detail::write(out),
+                     ReduceOp::SUM, root),
         options);
   }
 
   // Returns when all ranks have called it.
   void barrier(const Options& options = {}) const {
-    run({detail::Collective::barrier, {}, {}}, options);
+    run(detail::call(detail::Collective::barrier, {}, {}), options);
   }
 
   // From one rank to another. Messages with the same tag arrive in order. A send may return before
   // the message is received, or wait for that.
   template <detail::Readable In>
   void send(const In& in, int peer, int64_t tag = 0, const Options& options = {}) const {
-    run({detail::Collective::send, detail::read(in), {}, ReduceOp::SUM, peer, tag}, options);
+    run(detail::call(detail::Collective::send, detail::read(in), {}, ReduceOp::SUM, peer, tag),
+        options);
   }
   template <detail::Writable Out>
   void recv(Out&& out, int peer, int64_t tag = 0, const Options& options = {}) const {
-    run({detail::Collective::recv, {}, detail::write(out), ReduceOp::SUM, peer, tag}, options);
+    run(detail::call(detail::Collective::recv, {}, detail::write(out), ReduceOp::SUM, peer, tag),
+        options);
   }
 
   // In the background. The buffers belong to the operation until wait returns. Operations of one
   // group keep their order, asynchronous or not.
   template <detail::Writable B>
   Work all_reduce_async(B&& data, ReduceOp op, const Options& options = {}) const {
-    return start(in_place(detail::Collective::all_reduce, detail::write(data), op), options);
+    return start(detail::in_place(detail::Collective::all_reduce, detail::write(data), op),
+                 options);
   }
   Work all_reduce_async(std::span<const Tensor> tensors, ReduceOp op,
                         const Options& options = {}) const;
   template <detail::Writable B>
   Work broadcast_async(B&& data, int root, const Options& options = {}) const {
-    return start(in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
-                 options);
+    return start(
+        detail::in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
+        options);
   }
   template <detail::Readable In, detail::Writable Out>
   Work all_gather_async(const In& in, Out&& out, const Options& options = {}) const {
-    return start({detail::Collective::all_gather, detail::read(in), detail::write(out)}, options);
+    return start(detail::call(detail::Collective::all_gather, detail::read(in), detail::write(out)),
+                 options);
   }
   template <detail::Readable In, detail::Writable Out>
   Work reduce_scatter_async(const In& in, Out&& out, ReduceOp op,
                             const Options& options = {}) const {
-    return start({detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op},
-                 options);
+    return start(
+        detail::call(detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op),
+        options);
   }
   template <detail::Readable In, detail::Writable Out>
   Work all_to_all_async(const In& in, Out&& out, const Options& options = {}) const {
-    return start({detail::Collective::all_to_all, detail::read(in), detail::write(out)}, options);
+    return start(detail::call(detail::Collective::all_to_all, detail::read(in), detail::write(out)),
+                 options);
   }
 
  private:
   friend struct detail::GroupAccess;
   explicit Group(std::shared_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
 
-  static detail::GroupCall in_place(detail::Collective kind, const detail::Memory& data,
-                                    ReduceOp op, int root = -1) {
-    return {kind, data, data, op, root};
-  }
   static size_t total(const std::vector<int64_t>& counts);
   void run(const detail::GroupCall& call, const Options& options) const;
   Work start(const detail::GroupCall& call, const Options& options) const;

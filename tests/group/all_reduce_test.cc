@@ -196,7 +196,7 @@ TEST_P(AllReduceOfAList, IsTheSumOfEachTensor) {
 }
 
 // Beyond what fits on the stack of a reduction.
-TEST(AllReduce, WorksForManyRanks) {
+TEST(ManyRanks, ReduceLikeFew) {
   for (const World& world : kWorlds) {
     const Groups groups = world.make(20);
     for (const int64_t count : {3, 1000, 40'000}) {

@@ -114,7 +114,7 @@ TEST(Work, IsNotDoneBeforeTheOthersCome) {
   EXPECT_EQ(a[0] + b[0], 4);
 }
 
-TEST(Async, ErrorsReachWaitEveryTime) {
+TEST(Background, ErrorsReachWaitEveryTime) {
   const Groups groups = Group::in_process(2);
   std::vector<float> data(3), next(3);
   Work late = groups[0].all_reduce_async(data, ReduceOp::SUM, kSoon);
@@ -132,7 +132,7 @@ TEST(Async, ErrorsReachWaitEveryTime) {
             ErrorCode::deadline_exceeded);
 }
 
-TEST(Async, ArgumentsAreCheckedAtOnce) {
+TEST(Background, ArgumentsAreCheckedAtOnce) {
   const Groups groups = Group::in_process(1);
   std::vector<int32_t> data(3);
   std::vector<float> other(3);
@@ -147,7 +147,7 @@ TEST(Async, ArgumentsAreCheckedAtOnce) {
             ErrorCode::invalid_argument);
 }
 
-TEST(Async, DroppedWorkGoesOn) {
+TEST(Background, DroppedWorkGoesOn) {
   const Groups groups = Group::in_process(2);
   on_ranks(groups, [](const Group& group) {
     std::vector<int> data(3, 1);
@@ -158,7 +158,7 @@ TEST(Async, DroppedWorkGoesOn) {
 }
 
 // Who leaves with work under way tells the others, and its own work ends.
-TEST(Async, LeavingEndsOutstandingWork) {
+TEST(Background, LeavingEndsOutstandingWork) {
   Groups groups = Group::in_process(2);
   std::vector<float> a(3), b(3), c(3);
   Work running = groups[0].all_reduce_async(a, ReduceOp::SUM, kLong);
@@ -173,7 +173,7 @@ TEST(Async, LeavingEndsOutstandingWork) {
   EXPECT_THAT(other.text, ::testing::HasSubstr("rank 0 left the group"));
 }
 
-TEST(Async, LeavingAfterWaitDisturbsNobody) {
+TEST(Background, LeavingAfterWaitDisturbsNobody) {
   for (int round = 0; round < 100; ++round) {
     Groups groups = Group::in_process(2);
     on_threads(2, [&](size_t r) {
@@ -186,7 +186,7 @@ TEST(Async, LeavingAfterWaitDisturbsNobody) {
 }
 
 // Whoever leaves while another still works on its memory gets it back untouched afterwards.
-TEST(Async, LeavingDoesNotGiveBackMemoryInUse) {
+TEST(Background, LeavingDoesNotGiveBackMemoryInUse) {
   for (int round = 0; round < (TUTTI_TEST_SANITIZED ? 30 : 100); ++round) {
     Groups groups = Group::in_process(2);
     on_threads(2, [&](size_t r) {

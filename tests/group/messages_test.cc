@@ -112,7 +112,7 @@ TEST_P(Messages, OfTensorsAndSpansAreTheSame) {
   });
 }
 
-TEST(Messages, OfOneWhoLeftAreStillReceived) {
+TEST(Message, OfOneWhoLeftIsStillReceived) {
   Groups groups = Group::in_process(2);
   groups[0].send(std::vector{1, 2}, 1, 3, kLong);
   groups[0].send(std::vector{3}, 1, 4, kLong);
@@ -127,7 +127,7 @@ TEST(Messages, OfOneWhoLeftAreStillReceived) {
   EXPECT_THAT(error.text, ::testing::HasSubstr("rank 0 has left the group"));
 }
 
-TEST(Messages, ThatNobodyTakesAreAnErrorOfTheSender) {
+TEST(Message, ThatNobodyTakesIsAnErrorOfTheSender) {
   const Groups groups = Group::in_process(2);
   const Caught error = caught([&] { groups[0].send(std::vector<float>(100'000), 1, 0, kSoon); });
   EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
@@ -137,7 +137,7 @@ TEST(Messages, ThatNobodyTakesAreAnErrorOfTheSender) {
   EXPECT_EQ(caught([&] { groups[1].barrier(kLong); }).code, ErrorCode::deadline_exceeded);
 }
 
-TEST(Messages, ThatNobodySendsAreAnErrorOfTheReceiver) {
+TEST(Message, ThatNobodySendsIsAnErrorOfTheReceiver) {
   const Groups groups = Group::in_process(3);
   groups[2].send(std::vector{1}, 0, 0, kLong);  // from somebody else
   groups[1].send(std::vector{1}, 0, 1, kLong);  // with another tag
@@ -150,7 +150,7 @@ TEST(Messages, ThatNobodySendsAreAnErrorOfTheReceiver) {
 }
 
 // The errors and the record number a message alike: the third recv of this rank is #3.
-TEST(Messages, AreNumberedByTheirOwnCount) {
+TEST(Message, IsNumberedAsInTheRecord) {
   const Groups groups = Group::in_process(2);
   std::vector<int> out(1);
   for (int i = 0; i < 2; ++i) {
@@ -162,7 +162,7 @@ TEST(Messages, AreNumberedByTheirOwnCount) {
   EXPECT_THAT(error.text, ::testing::HasSubstr("#3 recv(int32[1], from rank 1) (not done)"));
 }
 
-TEST(Messages, OfAnotherSizeOrDtypeAreAnErrorOfBoth) {
+TEST(Message, OfAnotherSizeOrDtypeIsAnErrorOfBoth) {
   for (const bool early : {false, true})
     for (const bool other_dtype : {false, true}) {
       const Groups groups = Group::in_process(2);

@@ -108,7 +108,7 @@ TEST_P(Split, PartsMayBeDroppedInAnyOrder) {
   });
 }
 
-TEST(Split, PartsOutliveTheWhole) {
+TEST(Parts, OutliveTheWhole) {
   Groups groups = Group::in_process(4), parts(groups);
   on_threads(4, [&](size_t r) {
     parts[r] = groups[r].split(int(r) % 2, 0);
@@ -123,7 +123,7 @@ TEST(Split, PartsOutliveTheWhole) {
   });
 }
 
-TEST(Split, ThatOneDoesNotJoinIsAnErrorNamingIt) {
+TEST(Parts, ThatOneDoesNotJoinAreAnErrorNamingIt) {
   const Groups groups = Group::in_process(2);
   const auto errors = errors_on_ranks(groups, [&](const Group& group) {
     if (group.rank() == 0) (void)group.split(0, 0);
@@ -135,7 +135,7 @@ TEST(Split, ThatOneDoesNotJoinIsAnErrorNamingIt) {
 }
 
 // A group fails alone.
-TEST(Split, AFailedPartIsNoConcernOfOthers) {
+TEST(Parts, FailAlone) {
   const Groups groups = Group::in_process(4);
   on_ranks(groups, [&](const Group& group) {
     const Group part = group.split(group.rank() % 2, 0), sibling = group.split(0, 0);
@@ -161,7 +161,7 @@ TEST(Split, AFailedPartIsNoConcernOfOthers) {
 }
 
 // A failed whole does not reach its parts either.
-TEST(Split, AFailedWholeIsNoConcernOfItsParts) {
+TEST(Parts, DoNotFailWithTheWhole) {
   const Groups groups = Group::in_process(2);
   on_ranks(groups, [&](const Group& group) {
     const Group part = group.split(0, 0);

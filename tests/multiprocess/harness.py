@@ -84,7 +84,10 @@ def limit(seconds):
 def arguments(description):
     parser = argparse.ArgumentParser(description=description)
     top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    parser.add_argument("--build", default=os.path.join(top, "build", "dev"), help="the build folder")
+    parser.add_argument("--build", type=os.path.abspath, default=os.path.join(top, "build", "dev"),
+                        help="the build folder")
+    parser.add_argument("--sanitized", action="store_true",
+                        help="the build is instrumented: slower, and with memory habits of its own")
     return parser
 
 
@@ -108,9 +111,9 @@ def entries(folder):
 class Job:
     """Processes, a pipe that they report through, and folders for what they may leave."""
 
-    def __init__(self, build, patience=60):
-        self.build = build
-        self.deadline = time.monotonic() + patience
+    def __init__(self, options, patience=60):
+        self.build = options.build
+        self.deadline = time.monotonic() + patience * (3 if options.sanitized else 1)
         self.shm = set(os.listdir("/dev/shm"))
         self.folder = tempfile.TemporaryDirectory(prefix="tutti_multiprocess_")
         self.scratch = os.path.join(self.folder.name, "scratch")  # TMPDIR and where they run
@@ -242,14 +245,27 @@ class Job:
         check(not new, f"left in /dev/shm: {new}")
 
 
-def run_cases(cases, build):
-    """Runs functions that take a build folder, says how each went, and returns an exit code."""
+def expect_no_growth(job, workers, kilobytes):
+    """From the usage that the workers reported as "before" to that of "after". None: of descriptors only."""
+    after = {event.rank: event for event in job.find("after")}
+    check(len(after) == workers, f"not all said what they use: {job.story()}")
+    grown = 0
+    for before in job.find("before"):
+        now = after[before.rank]
+        check(now.text == before.text, f"rank {before.rank}: from {before.text} to {now.text} descriptors")
+        grown = max(grown, int(now.subject) - int(before.subject))
+    check(kilobytes is None or grown <= kilobytes, f"memory grew by {grown} KiB")
+    return f"memory grew by {grown} KiB"
+
+
+def run_cases(cases, options):
+    """Runs functions that take the options, says how each went, and returns an exit code."""
     failures = 0
     for case in cases:
         name = case.__name__.replace("_", " ")
         started = time.monotonic()
         try:
-            result = case(build) or ""
+            result = case(options) or ""
             print(f"ok    {name} ({time.monotonic() - started:.1f} s) {result}", flush=True)
         except Failed as failure:
             failures += 1

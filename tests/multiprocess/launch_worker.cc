@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <iostream>
+#include <set>
 #include <thread>
 
 #include "report.h"
@@ -60,11 +61,12 @@ std::string alone() {
 std::string alternate() {
   const Group a = Group::from_environment(), b = Group::from_environment();
   for (int i = 0; i < 300; ++i) expect_sum(i % 2 ? a : b);
-  Work left = a.all_reduce_async(std::vector<int>(5), ReduceOp::SUM);  // both at the same time
+  std::vector<int> data(5);
+  Work both = a.all_reduce_async(data, ReduceOp::SUM);  // at the same time
   expect_sum(b, 20);
-  left.wait();
+  both.wait();
   try {
-    std::vector<int> data(a.rank() == 1 ? 7 : 8);
+    data.resize(a.rank() == 1 ? 7 : 8);
     a.all_reduce(data, ReduceOp::SUM);
     require(false, "a mismatch went unnoticed");
   } catch (const InvalidArgumentError& error) {
@@ -164,10 +166,10 @@ uint64_t hash_of(const void* data, size_t bytes) {
 template <class Bits>
 void bits_of(const Group& group, DType dtype) {
   const size_t size = sizeof(Bits), n = size_t(group.size());
-  std::vector<size_t> counts;
+  std::set<size_t> counts;
   for (const size_t bytes : {size_t(48), size_t(64) << 10, size_t(128) << 10, size_t(512) << 10,
                              (size_t(512) << 10) / n / 64 * 64, (size_t(3) << 20) + 20 * size})
-    for (const size_t more : {0, 1, 2}) counts.push_back(bytes / size - 1 + more);
+    for (const size_t more : {0, 1, 2}) counts.insert(bytes / size - 1 + more);
   for (const ReduceOp op : {ReduceOp::SUM, ReduceOp::MEAN})
     for (const size_t count : counts)
       for (const bool window : {false, true}) {

@@ -49,9 +49,10 @@ class Mixture {
   };
 
   // `new_worlds`: also from_environment, which takes part in no check of the order of operations.
-  // `large` of 100 operations may have more than 64 KiB.
-  Mixture(const Group& group, uint64_t seed, bool new_worlds, uint64_t large)
-      : group_(group), seed_(seed), new_worlds_(new_worlds), large_(large) {
+  // `steady`: mostly small, and few different sizes beyond 16 KiB, so that what is kept for reuse
+  // is soon all that is ever needed.
+  Mixture(const Group& group, uint64_t seed, bool new_worlds, bool steady)
+      : group_(group), seed_(seed), new_worlds_(new_worlds), steady_(steady) {
     floats_.resize(kMost + kPeriod);
     ints_.resize(kMost + kPeriod);
     for (size_t i = 0; i < floats_.size(); ++i) floats_[i] = float(ints_[i] = int(i % kPeriod));
@@ -69,10 +70,19 @@ class Mixture {
     const uint64_t rare = random() % 100;
     if (rare < 2) step.kind = Kind::split;
     if (rare == 2 && new_worlds_) step.kind = Kind::world;
-    const double most = random() % 100 < large_ ? double(kMost) : double(16 << 10);
+    const double most = double(steady_ ? kSmall : kMost);
     step.count = size_t(std::exp(double(random() % 1000) / 1000 * std::log(most)));
+    if (steady_ && random() % 50 == 0) step.count = kMost >> random() % kLargeSizes;
     step.root = int(random() % uint64_t(group_.size()));
     return step;
+  }
+
+  // One of each kind in each of the large sizes, from every root.
+  void warm_up() {
+    for (size_t size = 0; size < kLargeSizes; ++size)
+      for (int root = 0; root < group_.size(); ++root)
+        for (int kind = 0; kind <= int(Kind::split); ++kind)
+          run({.number = 0, .kind = Kind(kind), .count = kMost >> size, .root = root});
   }
 
   // What all ranks of the group must agree on: none where it is not about all of them.
@@ -212,7 +222,8 @@ class Mixture {
   }
 
  private:
-  static constexpr size_t kMost = 1 << 20;
+  static constexpr size_t kMost = 1 << 20, kSmall = 4 << 10;  // elements
+  static constexpr size_t kLargeSizes = 6;
   static constexpr size_t kPeriod = 251;  // small numbers, so that sums are exact
 
   static Wrong wrong(const Step& step) {
@@ -222,7 +233,7 @@ class Mixture {
 
   // What `rank` has in a step.
   const float* of(const Step& step, int rank) const {
-    return floats_.data() + (size_t(step.number) * 7 + size_t(rank) * 31) % kPeriod;
+    return floats_.data() + (size_t(step.number & 0xffff) * 7 + size_t(rank) * 31) % kPeriod;
   }
   std::vector<int> ints(const Step& step, int rank, size_t count) const {
     const auto first = ints_.begin() + (of(step, rank) - floats_.data());
@@ -248,7 +259,7 @@ class Mixture {
   const Group& group_;
   const uint64_t seed_;
   const bool new_worlds_;
-  const uint64_t large_;
+  const bool steady_;
   std::vector<float> floats_, buffer_;
   std::vector<int> ints_;
 };

@@ -8,7 +8,7 @@
 //   skip_last  leaves the last operation out, and ends as if all were well
 //   none       the driver kills or stops somebody; groups are made on the way, too
 //   soak       nothing goes wrong; memory and descriptors are reported
-// Reports "ready" when the group is there, "fault" just before going wrong, "error" for the first
+// Reports "start" at once, "ready" when the group is there, "fault" just before going wrong, "error" for the first
 // error, "again" for that of a second call, "other" for that of another group, "wrong" for a wrong
 // result, "done" at the end.
 #include "mixture.h"
@@ -51,16 +51,18 @@ int64_t moment_of(const Task& task, const Mixture& mixture) {
 void go_through(const Task& task, const Group& group) {
   const int rank = group.rank();
   const bool soaking = task.fault == "soak";
-  Mixture mixture(group, task.seed, task.fault == "none", soaking ? 2 : 50);
+  Mixture mixture(group, task.seed, task.fault == "none", soaking);
   const int64_t moment = rank == task.rank ? moment_of(task, mixture) : -1;
-  for (int64_t step = 0; step < task.steps; ++step) {
+  if (soaking) mixture.warm_up();
+  const int64_t first = soaking ? -5000 : 0;  // these warm up, too
+  for (int64_t step = first; step < task.steps; ++step) {
+    if (soaking && step == 0) report_usage("before", rank);
     if (step == moment && task.fault != "skip_last") {
       report("fault", rank, std::to_string(step));
       if (task.fault == "throw" || task.fault == "leave") throw std::runtime_error(task.fault);
       if (task.fault == "skip") continue;
     }
     mixture.run(mixture.step(step), step == moment ? task.twist : Twist::none);
-    if (soaking && step == task.steps / 2) report_usage("before", rank);
   }
   if (soaking) report_usage("after", rank);
   if (task.fault == "skip_last") {
@@ -72,6 +74,7 @@ void go_through(const Task& task, const Group& group) {
 
 int run(const Task& task) {
   int rank = -1;
+  report("start", rank);
   try {
     const Group group = Group::from_environment(), other = Group::from_environment();
     rank = group.rank();

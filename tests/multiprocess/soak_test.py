@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Many operations of all kinds between four processes: all results exact, and nothing grows."""
+import random
+import sys
+
+from harness import LONG, Failed, Job, arguments, check, expect_no_growth, limit
+
+RANKS = 4
+ALLOWED = 1024  # KiB
+
+
+def main():
+    parser = arguments(__doc__)
+    parser.add_argument("--operations", type=int, default=100_000 if LONG else 5_000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options = parser.parse_args()
+    patience = 120 + options.operations / 50
+    limit(3 * patience + 30)
+    print(f"seed {options.seed}, {options.operations} operations", flush=True)
+    try:
+        with Job(options, patience) as job:
+            task = [str(options.seed), str(options.operations)]
+            launcher = job.launch(RANKS, [job.program("multiprocess_worker"), *task])
+            job.wait_for_end()
+            for event in job.find("wrong") + job.find("error"):
+                raise Failed(repr(event))
+            check(launcher.returncode == 0 and len(job.find("done")) == RANKS, f"it failed: {job.story()}")
+            first = min(event.time for event in job.find("ready"))
+            last = max(event.time for event in job.find("done"))
+            grown = expect_no_growth(job, RANKS, None if options.sanitized else ALLOWED)
+            job.expect_nothing_left()
+            print(f"{options.operations} operations on {RANKS} ranks in {last - first:.1f} s, all exact; {grown}")
+    except Failed as failure:
+        print(f"FAIL  {failure}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+// tutti bench: how fast the collectives are here, in the columns of nccl-tests.
+#include "bench.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "command.h"
+
+namespace tutti::tools {
+
+namespace {
+
+DType dtype_named(const std::string& text) {
+  for (int i = 0; i <= int(DType::float64); ++i)
+    if (name(DType(i)) == text) return DType(i);
+  throw CLI::ValidationError("--dtype", fmt::format("there is no type \"{}\"", text));
+}
+
+Measurement from_json(const nlohmann::json& line) {
+  return {line.at("library"),
+          line.value("op", ""),
+          line.value("dtype", ""),
+          line.at("ranks"),
+          line.at("bytes"),
+          line.at("median_us"),
+          line.value("p10_us", 0.0),
+          line.value("p90_us", 0.0),
+          line.value("iterations", int64_t{0}),
+          line.value("wrong", int64_t{0})};
+}
+
+std::vector<Measurement> read_lines(std::istream& in, const std::string& name) {
+  std::vector<Measurement> all;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty()) continue;
+    try {
+      all.push_back(from_json(nlohmann::json::parse(line)));
+    } catch (const nlohmann::json::exception& error) {
+      throw std::runtime_error(fmt::format("{}: {}", name, error.what()));
+    }
+  }
+  return all;
+}
+
+void print_table(const std::vector<Measurement>& all) {
+  if (all.empty()) return;
+  fmt::print("{}: {}, {} ranks\n", all[0].library, all[0].op, all[0].ranks);
+  fmt::print("{:>10} {:>10} {:>12} {:>12} {:>12} {:>9} {:>9} {:>7}\n", "size", "type", "time us",
+             "p10", "p90", "algbw", "busbw", "wrong");
+  for (const Measurement& m : all)
+    fmt::print("{:>10} {:>10} {:>12.2f} {:>12.2f} {:>12.2f} {:>9.3f} {:>9.3f} {:>7}\n",
+               size_text(m.bytes), m.dtype, m.median_us, m.p10_us, m.p90_us, m.algbw(), m.busbw(),
+               m.wrong);
+  fmt::print("bandwidths in GB/s; medians of rank 0\n");
+}
+
+// The workers of a job are this program again. Rank 0 puts its lines where we can read them.
+std::string run_workers(int ranks, const std::vector<std::string>& arguments) {
+  const int fd = memfd_create("tutti bench", 0);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
+  std::vector<std::string> command{"tutti run",
+                                   "-n",
+                                   std::to_string(ranks),
+                                   "--",
+                                   std::filesystem::read_symlink("/proc/self/exe").string(),
+                                   "bench",
+                                   "--into",
+                                   fmt::format("/proc/{}/fd/{}", getpid(), fd)};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& argument : command) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  if (const int code = run(int(command.size()), argv.data()); code != 0)
+    throw std::runtime_error(fmt::format("the workers failed, with {}", code));
+  std::ostringstream lines;
+  lines << std::ifstream(fmt::format("/proc/self/fd/{}", fd)).rdbuf();
+  close(fd);
+  return lines.str();
+}
+
+}  // namespace
+
+std::string size_text(size_t bytes) {
+  for (const auto& [unit, name] :
+       {std::pair(size_t(1) << 30, "GiB"), {size_t(1) << 20, "MiB"}, {size_t(1) << 10, "KiB"}})
+    if (bytes >= unit && bytes % unit == 0) return fmt::format("{} {}", bytes / unit, name);
+  return fmt::format("{} B", bytes);
+}
+
+int bench(int argc, char** argv) {
+  CommandLine app("tutti bench", "[options]",
+                  "Measures a collective on this machine, and checks every result.");
+  BenchOptions options;
+  int ranks = 2;
+  std::string dtype = "float32", reduce = "SUM", backend = "shm", plot_file, into;
+  std::vector<std::string> peer_files;
+  bool json = false, no_pin = false;
+  app.add_option("-n", ranks, "ranks")->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--op", options.op, "the collective")
+      ->check(CLI::IsMember(bench_ops()))
+      ->capture_default_str();
+  app.add_option("--dtype", dtype, "the element type")->capture_default_str();
+  app.add_option("--reduce", reduce, "SUM, MEAN, MIN, MAX or PROD")->capture_default_str();
+  app.add_option("--backend", backend, "processes (shm) or threads (in_process)")
+      ->check(CLI::IsMember({"shm", "in_process"}))
+      ->capture_default_str();
+  app.add_option("--buffers", options.buffers, "memory of the rank's own, or of the group")
+      ->check(CLI::IsMember({"private", "window"}))
+      ->capture_default_str();
+  app.add_option("--min-bytes", options.min_bytes)
+      ->check(CLI::Range(size_t(1), size_t(1) << 40))
+      ->capture_default_str();
+  app.add_option("--max-bytes", options.max_bytes)->capture_default_str();
+  app.add_option("--factor", options.factor, "from one size to the next")
+      ->check(CLI::Range(size_t(2), size_t(1) << 20))
+      ->capture_default_str();
+  app.add_option("--seconds", options.seconds, "about how long a size takes")
+      ->capture_default_str();
+  app.add_flag("--no-pin", no_pin, "leave the ranks to the scheduler");
+  app.add_flag("--json", json, "a line of JSON per size");
+  app.add_option("--plot", plot_file, "an SVG file: time over size");
+  app.add_option("--peers", peer_files, "files with lines of JSON, to be drawn beside ours");
+  app.add_option("--into", into)->group("");  // in a worker
+  if (const auto code = parse(app, argc, argv)) return *code;
+  options.pin = !no_pin;
+  try {
+    options.dtype = dtype_named(dtype);
+    options.reduce = reduce_op(reduce);
+    if (result_dtype(options.reduce, options.dtype) != options.dtype)
+      throw std::runtime_error(fmt::format("the {} of {} has another type", reduce, dtype));
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "tutti bench: {}\n", error.what());
+    return kUsageError;
+  }
+
+  std::ostringstream lines;
+  const auto report = [&](const Measurement& m) {
+    fmt::print(stderr, "{}: {:.2f} us\n", size_text(m.bytes), m.median_us);
+    lines << m.to_json() << "\n";
+  };
+  if (!into.empty()) {
+    const Group group = Group::from_environment();
+    measure(group, options, report);
+    if (group.rank() == 0) std::ofstream(into) << lines.str();
+    return 0;
+  }
+  if (backend == "in_process") {
+    std::vector<Group> groups = Group::in_process(ranks);
+    std::vector<std::thread> threads;
+    for (const Group& group : groups)
+      threads.emplace_back([&] { measure(group, options, report); });
+    for (std::thread& thread : threads) thread.join();
+  } else {
+    lines << run_workers(ranks, {argv + 1, argv + argc});
+  }
+
+  std::istringstream ours(lines.str());
+  const std::vector<Measurement> results = read_lines(ours, "the workers");
+  if (json)
+    for (const Measurement& m : results) fmt::print("{}\n", m.to_json());
+  else
+    print_table(results);
+  if (!plot_file.empty()) {
+    std::vector<Measurement> all = results;
+    for (const std::string& name : peer_files) {
+      std::ifstream file(name);
+      if (!file) throw std::runtime_error(fmt::format("cannot read {}", name));
+      const std::vector<Measurement> peers = read_lines(file, name);
+      all.insert(all.end(), peers.begin(), peers.end());
+    }
+    std::ofstream file(plot_file);
+    file << plot(all);
+    if (!file.flush()) throw std::runtime_error(fmt::format("cannot write {}", plot_file));
+  }
+  for (const Measurement& m : results)
+    if (m.wrong) return 1;
+  return 0;
+}
+
+}  // namespace tutti::tools
