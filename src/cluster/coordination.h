@@ -23,6 +23,7 @@ struct Job {
   std::string certificate = {}, key = {}, authority = {};
   std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
+  bool chief_serves = false;  // the service is in rank 0's process, and is gone when that is
 };
 
 // Why a job cannot go on. The text names the rank and its address.

@@ -158,7 +158,8 @@ void GroupImpl::explain(const Error& error, const group::Record& record) {
     std::filesystem::create_directories(folder, ignored);
     const std::string file = fmt::format("{}/tutti-record-rank{}-{}.txt", folder, rank(), getpid());
     std::ofstream out(file);
-    out << error.what() << "\n\ncollectives\n" << record.all();
+    out << error.what() << "\n\nthe last operations, in coordinated universal time\n"
+        << record.all();
     if (!out.flush())
       base::log_once(base::LogLevel::warning,
                      fmt::format("TUTTI_RECORD_DIR: cannot write {}", file));

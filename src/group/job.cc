@@ -47,7 +47,8 @@ class Job {
                            .certificate = settings.tls_certificate,
                            .key = settings.tls_key,
                            .authority = settings.tls_authority,
-                           .heartbeat_timeout = settings.heartbeat_timeout};
+                           .heartbeat_timeout = settings.heartbeat_timeout,
+                           .chief_serves = settings.coordinator.empty()};
     if (job.token.empty() && !is_loopback(membership.service))
       base::log_once(base::LogLevel::warning,
                      fmt::format("anybody who reaches {} can join this job: set TUTTI_TOKEN to the "

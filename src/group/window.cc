@@ -40,6 +40,11 @@ std::string seconds(nanoseconds time) {
   return fmt::format("{:.3g} s", std::chrono::duration<double>(time).count());
 }
 
+// Of the three things that a rank may do at once.
+size_t role_of(Collective kind) {
+  return kind == Collective::send ? 1 : kind == Collective::recv ? 2 : 0;
+}
+
 std::string described(const Description& what, uint64_t number) {
   const std::string details = what.to_string();
   return fmt::format("{} #{}{}", name(what.kind), number,
@@ -143,6 +148,11 @@ void Window::await(Wait& wait) {
     if (over()) return;
   }
   if (!wait.waiting.started) wait.waiting.started = Clock::now();
+  struct Awaiting {
+    std::atomic<uint32_t>& peer;
+    ~Awaiting() { peer.store(0); }
+  } awaiting{blocks_[size_t(rank_)]->awaited[role_of(wait.what.kind)]};
+  awaiting.peer.store(uint32_t(wait.peer) + 1);
   while (true) {
     wait.sleepers.fetch_add(1);
     const uint32_t now = wait.word.load();
@@ -181,7 +191,7 @@ void Window::look_around(Wait& wait) {
     std::vector<std::string> who;
     for (int r = 0; r < size(); ++r)
       if (wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer)
-        who.push_back(fmt::format("{}; {}", name_of(r), progress(r)));
+        who.push_back(blame(r));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
   if (patience.timeout.count() && waited >= patience.timeout) {
@@ -209,6 +219,40 @@ std::string Window::progress(int rank) const {
   const uint64_t at = blocks_[size_t(rank)]->operation.load();
   return at == 0 ? fmt::format("rank {} has not begun any operation", rank)
                  : fmt::format("rank {} is at #{}", rank, at);
+}
+
+int Window::awaited_by(int rank) const {
+  const auto peer = [&](Collective kind) {
+    return int(blocks_[size_t(rank)]->awaited[role_of(kind)].load()) - 1;
+  };
+  // Who is stopped may have what it was waiting for.
+  if (const int to = peer(Collective::send); to >= 0) {
+    const Channel& channel = this->channel(rank, to);
+    if (channel.written.load() - channel.taken.load() == 2) return to;
+  }
+  if (const int from = peer(Collective::recv); from >= 0) {
+    const Channel& channel = this->channel(from, rank);
+    if (channel.written.load() == channel.taken.load()) return from;
+  }
+  if (const int other = peer(Collective::barrier); other >= 0) {
+    const auto shown = [&](int r) {
+      const uint32_t a = slot(r, 0).phase.load(), b = slot(r, 1).phase.load();
+      return int32_t(a - b) > 0 ? a : b;
+    };
+    if (int32_t(shown(other) - shown(rank)) < 0) return other;
+  }
+  return -1;
+}
+
+std::string Window::blame(int rank) const {
+  std::string text = name_of(rank);
+  std::vector<bool> named(blocks_.size());
+  named[size_t(rank)] = true;
+  for (int next; (next = awaited_by(rank)) >= 0 && !named[size_t(next)]; rank = next) {
+    named[size_t(next)] = true;
+    text += fmt::format(", which waits for {}", name_of(next));
+  }
+  return fmt::format("{}; {}", text, progress(rank));
 }
 
 void Window::poison(ErrorCode code, const std::string& text) {
@@ -243,6 +287,7 @@ void Window::check() const {
 
 void Window::send(const Description& what, const detail::Memory& in, int64_t tag,
                   Patience patience) {
+  ++sent_;
   check();
   Waiting waiting{patience};
   Channel& channel = this->channel(rank_, what.root);
@@ -253,7 +298,7 @@ void Window::send(const Description& what, const detail::Memory& in, int64_t tag
     const uint32_t number = channel.written.load(std::memory_order_relaxed);
     const uint32_t full = number - 2;  // both packets are on their way while this many are taken
     if (channel.taken.load(std::memory_order_acquire) == full) {
-      Wait wait{channel.taken, full, false, channel.sleepers, what.root, what, number_, waiting};
+      Wait wait{channel.taken, full, false, channel.sleepers, what.root, what, sent_, waiting};
       await(wait);
     }
     Packet& packet = channel.packets[number & 1];
@@ -270,6 +315,7 @@ void Window::send(const Description& what, const detail::Memory& in, int64_t tag
 
 void Window::recv(const Description& what, const detail::Memory& out, int64_t tag,
                   Patience patience) {
+  ++received_;
   check();
   Waiting waiting{patience};
   const int peer = what.root;
@@ -297,7 +343,7 @@ void Window::recv(const Description& what, const detail::Memory& out, int64_t ta
     do {
       const uint32_t number = channel.taken.load(std::memory_order_relaxed);
       if (channel.written.load(std::memory_order_acquire) == number) {
-        Wait wait{channel.written, number, false, channel.sleepers, peer, what, number_, waiting};
+        Wait wait{channel.written, number, false, channel.sleepers, peer, what, received_, waiting};
         await(wait);
       }
       const Packet& packet = channel.packets[number & 1];

@@ -82,6 +82,9 @@ struct Block {
   std::atomic<uint32_t> left;
   std::atomic<uint32_t>
       gone;  // ranks that will never look here again; with all of them, it is free
+  // The rank that each of this rank's threads sleeps for, and 1 more; 0: none. In a collective, a
+  // send, a recv.
+  std::atomic<uint32_t> awaited[3];
   alignas(kLine) Poison poison;  // that of rank 0 counts
   alignas(4096) std::byte areas[2][kArea];
 
@@ -143,13 +146,17 @@ class Window {
   void look_around(Wait& wait);
   std::string name_of(int rank) const;   // "rank 2 (127.0.0.1:5002)"
   std::string progress(int rank) const;  // "rank 2 is at #12"
+  int awaited_by(int rank) const;        // the rank it waits for; -1: for none
+  // "rank 2 (…), which waits for rank 0 (…); rank 0 is at #12"
+  std::string blame(int rank) const;
   void wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const;
 
   const int rank_;
   const std::vector<Block*> blocks_;
   const std::shared_ptr<const Members> members_;
-  const bool crowded_;  // more ranks than cores
-  uint64_t number_ = 0;
+  const bool crowded_;   // more ranks than cores
+  uint64_t number_ = 0;  // of the collective
+  uint64_t sent_ = 0, received_ = 0;
   uint32_t phase_ = 0;
   Description what_;
   uint64_t hash_ = 0;

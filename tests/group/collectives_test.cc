@@ -1,9 +1,12 @@
 // The other collectives, against what anybody would write down.
+#include <tutti/device.h>
+
 #include <atomic>
 #include <numeric>
 
 #include "group/ranks.h"
 #include "group/samples.h"
+#include "support/fake_gpu.h"
 
 namespace tutti {
 namespace {
@@ -244,6 +247,17 @@ TEST_P(Collectives, WorkOnWindowTensors) {
       group.broadcast(one, n - 1, kLong);
       EXPECT_THAT(one.span<int32_t>(), ::testing::Each(n - 1));
     });
+}
+
+// What a scope says of new tensors is not about those that come out of a collective.
+TEST(Group, GathersToTheDeviceOfItsInput) {
+  add_fake_gpus(1);
+  on_ranks(Group::in_process(2), [](const Group& group) {
+    const Tensor in = Tensor::full({group.rank() + 1, 2}, 1, DType::float32, "/cpu:0");
+    const DeviceScope scope("/gpu:0");
+    EXPECT_EQ(group.all_gather_uneven(in, kLong).device(), in.device());
+    EXPECT_EQ(group.empty({2}, DType::float32).device(), in.device());
+  });
 }
 
 TEST(Group, EmptyIsAlignedAndOutlivesTheGroup) {

@@ -398,6 +398,21 @@ TEST(Loss, OfAProcessNamesItAndItsAddress) {
   EXPECT_EQ(caught([&] { groups[1].barrier(kLong); }).code, ErrorCode::unavailable);
 }
 
+// An error that only one rank can meet is told to the others before it is thrown.
+TEST(Failure, OfOneRanksMemoryReachesTheOthers) {
+  std::atomic<bool> full{false};
+  Groups groups = secluded(2, {.before_block = [&](int rank) {
+                             if (rank == 1 && full) throw ResourceExhaustedError("rank 1 is full");
+                           }});
+  full = true;
+  std::vector<Caught> errors(2);
+  on_threads(2, [&](size_t r) {
+    const Group group = std::move(groups[r]);  // who is done leaves, so that nobody waits for it
+    errors[r] = caught([&] { (void)group.split(0, 0); });
+  });
+  expect_everywhere(errors, ErrorCode::resource_exhausted, {"rank 1 is full"});
+}
+
 // Holds a rank at the first look it takes at another's memory.
 class Gate {
  public:

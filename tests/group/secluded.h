@@ -17,9 +17,12 @@
 namespace tutti::testing {
 
 struct Seclusion {
-  bool reaches_all = false;                     // all memory, as threads do
-  std::function<void(int rank)> before_find{};  // `rank` is about to look at another's memory
-  std::function<std::string(int rank)> loss{};  // why a rank is lost; empty while it is not
+  bool reaches_all = false;                      // all memory, as threads do
+  std::function<void(int rank)> before_find{};   // `rank` is about to look at another's memory
+  std::function<void(int rank)> before_block{};  // `rank` is about to make a block for a group
+  std::function<std::string(int rank)> loss{};   // why a rank is lost; empty while it is not
+};                                               // `rank` is about to look at another's memory
+std::function<std::string(int rank)> loss{};     // why a rank is lost; empty while it is not
 };
 
 // What all ranks share: the memory that was allocated, kept to the end as if it were mapped.
@@ -74,7 +77,10 @@ class SecludedReach : public group::Reach {
     return reinterpret_cast<void*>(place << 16 >> 16);
   }
   std::shared_ptr<void> allocate(size_t bytes) override { return commons_->allocate(bytes); }
-  std::shared_ptr<void> allocate_zeroed(size_t bytes) override { return commons_->allocate(bytes); }
+  std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
+    if (commons_->options().before_block) commons_->options().before_block(rank_);
+    return commons_->allocate(bytes);
+  }
 
  private:
   const std::shared_ptr<Commons> commons_;

@@ -4,7 +4,8 @@ import re
 import socket
 import sys
 
-from harness import (LONG, Failed, Job, arguments, check, expect_no_growth, free_addresses, limit, run_cases,
+sys.dont_write_bytecode = True
+from harness import (LONG, Failed, Job, arguments, check, expect_no_growth, free_addresses, limit, run_cases,  # noqa: E402
                      tf_config)
 
 
@@ -47,6 +48,10 @@ def a_lone_process_is_a_group_of_one(options):
 
 def two_groups_alternate_and_fail_apart(options):
     launched(options, 3, "alternate")
+
+
+def the_end_of_a_chain_is_to_blame(options):
+    launched(options, 3, "chain")
 
 
 def groups_are_made_and_left_many_times(options):
@@ -153,7 +158,8 @@ def a_port_in_use_is_an_error(options):
 
 
 CASES = [joins_under_tutti_run, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
-         two_groups_alternate_and_fail_apart, groups_are_made_and_left_many_times, tensors_outlive_their_group,
+         two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, groups_are_made_and_left_many_times,
+         tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
          a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error]
 

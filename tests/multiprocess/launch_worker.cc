@@ -84,6 +84,25 @@ std::string alternate() {
   return "";
 }
 
+// Rank 1 waits for rank 2, which waits for rank 0, which has something else to do.
+std::string chain() {
+  const Group group = Group::from_environment(), other = Group::from_environment();
+  const auto patience = [](int milliseconds) {
+    return CommunicationOptions{.timeout = std::chrono::milliseconds(milliseconds)};
+  };
+  std::vector<int> data(1);
+  try {
+    if (group.rank() == 1) group.recv(data, 2, 0, patience(500));
+    if (group.rank() == 2) group.recv(data, 0, 0, patience(60'000));
+  } catch (const DeadlineExceededError& error) {
+    require(std::strstr(error.what(), "rank 0"), error.what());
+    data[0] = 1;
+  }
+  require(data[0] == (group.rank() > 0), "a message came from nowhere");
+  other.barrier(patience(60'000));
+  return "";
+}
+
 std::string recreate(int times) {
   Group last = Group::from_environment();
   for (int i = 0; i < times; ++i) {
@@ -106,8 +125,7 @@ std::string recreate(int times) {
   return "";
 }
 
-Tensor kept_to_the_end;  // destroyed after main, like the group below
-Group* group_to_the_end = nullptr;
+Tensor kept_to_the_end;  // destroyed after main
 
 std::string outlive() {
   Tensor data;
@@ -131,8 +149,7 @@ std::string outlive() {
   for (const float value : data.span<float>()) require(value == more, "a wrong sum of kept memory");
   for (const float value : fresh.span<float>()) require(value == -1.f, "memory is used twice");
   std::ranges::fill(kept_to_the_end.span<int64_t>(), rank);
-  static Group until_exit = next;
-  group_to_the_end = &until_exit;
+  static const Group until_exit = next;  // as well
   next.barrier();
   return "";
 }
@@ -232,6 +249,7 @@ std::string run(const std::string& name, int argument) {
   if (name == "join") return join();
   if (name == "alone") return alone();
   if (name == "alternate") return alternate();
+  if (name == "chain") return chain();
   if (name == "recreate") return recreate(argument);
   if (name == "outlive") return outlive();
   if (name == "bits") return bits(argument);

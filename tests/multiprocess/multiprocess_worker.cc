@@ -8,9 +8,9 @@
 //   skip_last  leaves the last operation out, and ends as if all were well
 //   none       the driver kills or stops somebody; groups are made on the way, too
 //   soak       nothing goes wrong; memory and descriptors are reported
-// Reports "start" at once, "ready" when the group is there, "fault" just before going wrong, "error" for the first
-// error, "again" for that of a second call, "other" for that of another group, "wrong" for a wrong
-// result, "done" at the end.
+// Reports "start" at once, "ready" when the group is there, "fault" just before going wrong,
+// "error" for the first error, "again" for that of a second call, "other" for that of another
+// group, "wrong" for a wrong result, "done" at the end.
 #include "mixture.h"
 #include "report.h"
 

@@ -3,7 +3,8 @@
 import random
 import sys
 
-from harness import LONG, Failed, Job, arguments, check, expect_no_growth, limit
+sys.dont_write_bytecode = True
+from harness import LONG, Failed, Job, arguments, check, expect_no_growth, limit  # noqa: E402
 
 RANKS = 4
 ALLOWED = 1024  # KiB
@@ -14,8 +15,8 @@ def main():
     parser.add_argument("--operations", type=int, default=100_000 if LONG else 5_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
-    patience = 120 + options.operations / 50
-    limit(3 * patience + 30)
+    patience = 120 + options.operations / 200
+    limit(patience * (3 if options.sanitized else 1) + 30)
     print(f"seed {options.seed}, {options.operations} operations", flush=True)
     try:
         with Job(options, patience) as job:

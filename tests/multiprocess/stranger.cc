@@ -1,7 +1,7 @@
-// The coordination service by itself, and somebody who tries to join it. The job is the one of
-// TF_CONFIG and TUTTI_TOKEN; the module "cluster" is at TUTTI_TEST_MODULE.
+// The coordination service by itself, and somebody who tries to join it. The token is
+// TUTTI_TOKEN; the module "cluster" is at TUTTI_TEST_MODULE.
 //   stranger serve RANKS             says its address; then, for each line, how many were refused
-//   stranger join SERVICE RANK RANKS TOKEN VERSION   says what became of it
+//   stranger join SERVICE RANK RANKS TOKEN [VERSION]   says what became of it
 #include <dlfcn.h>
 #include <tutti/version.h>
 
@@ -46,8 +46,9 @@ int main(int argc, char** argv) {
   try {
     if (role == "serve" && argc == 3) {
       serve(std::stoi(argv[2]));
-    } else if (role == "join" && argc == 7) {
-      const cluster::Job job = job_of(std::stoi(argv[4]), argv[5], argv[6]);
+    } else if (role == "join" && (argc == 6 || argc == 7)) {
+      const cluster::Job job =
+          job_of(std::stoi(argv[4]), argv[5], argc == 7 ? argv[6] : std::string(version()));
       const auto link =
           cluster_module().join(job, argv[2], std::stoi(argv[3]), std::chrono::seconds(10));
       std::cout << "joined" << std::endl;

@@ -178,6 +178,10 @@ class Connection final : public Coordination,
     changed_.notify_all();
   }
   void fail_without_service(const std::string& why) {
+    if (job_.chief_serves)
+      return fail({0, ErrorCode::unavailable,
+                   fmt::format("rank 0 ({}) is lost, and with it the coordination service: {}",
+                               service_, why)});
     fail({-1, ErrorCode::unavailable,
           fmt::format("the coordination service at {} is gone: {}", service_, why)});
   }
