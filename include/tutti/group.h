@@ -64,6 +64,10 @@ concept Writable = std::same_as<std::remove_cvref_t<B>, Tensor> ||
 // What an operation in the background may work on: a temporary range would be gone too soon.
 template <class B>
 concept Lasting = std::same_as<std::remove_cvref_t<B>, Tensor> || std::ranges::borrowed_range<B>;
+template <class B>
+concept LastingReadable = Readable<B> && Lasting<B>;
+template <class B>
+concept LastingWritable = Writable<B> && Lasting<B>;
 
 Memory read(const Tensor& tensor);   // InvalidArgumentError: holds nothing, not in host memory
 Memory write(const Tensor& tensor);  // also: read-only
@@ -235,41 +239,32 @@ class Group {
 
   // In the background. The buffers belong to the operation until wait returns. Operations of one
   // group keep their order, asynchronous or not.
-  template <detail::Writable B>
-  requires detail::Lasting<B> Work all_reduce_async(B&& data, ReduceOp op,
-                                                    const Options& options = {})
-  const {
+  template <detail::LastingWritable B>
+  Work all_reduce_async(B&& data, ReduceOp op, const Options& options = {}) const {
     return start(detail::in_place(detail::Collective::all_reduce, detail::write(data), op),
                  options);
   }
   Work all_reduce_async(std::span<const Tensor> tensors, ReduceOp op,
                         const Options& options = {}) const;
-  template <detail::Writable B>
-  requires detail::Lasting<B> Work broadcast_async(B&& data, int root, const Options& options = {})
-  const {
+  template <detail::LastingWritable B>
+  Work broadcast_async(B&& data, int root, const Options& options = {}) const {
     return start(
         detail::in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
         options);
   }
-  template <detail::Readable In, detail::Writable Out>
-  requires(detail::Lasting<In>&& detail::Lasting<Out>) Work
-      all_gather_async(In&& in, Out&& out, const Options& options = {})
-  const {
+  template <detail::LastingReadable In, detail::LastingWritable Out>
+  Work all_gather_async(In&& in, Out&& out, const Options& options = {}) const {
     return start(detail::call(detail::Collective::all_gather, detail::read(in), detail::write(out)),
                  options);
   }
-  template <detail::Readable In, detail::Writable Out>
-  requires(detail::Lasting<In>&& detail::Lasting<Out>) Work
-      reduce_scatter_async(In&& in, Out&& out, ReduceOp op, const Options& options = {})
-  const {
+  template <detail::LastingReadable In, detail::LastingWritable Out>
+  Work reduce_scatter_async(In&& in, Out&& out, ReduceOp op, const Options& options = {}) const {
     return start(
         detail::call(detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op),
         options);
   }
-  template <detail::Readable In, detail::Writable Out>
-  requires(detail::Lasting<In>&& detail::Lasting<Out>) Work
-      all_to_all_async(In&& in, Out&& out, const Options& options = {})
-  const {
+  template <detail::LastingReadable In, detail::LastingWritable Out>
+  Work all_to_all_async(In&& in, Out&& out, const Options& options = {}) const {
     return start(detail::call(detail::Collective::all_to_all, detail::read(in), detail::write(out)),
                  options);
   }
