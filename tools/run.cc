@@ -88,9 +88,14 @@ std::vector<std::string> outer_environment() {
 // Output takes two descriptors a worker, its pidfd one, its connection one.
 void allow_descriptors_for(int workers) {
   rlimit limit{};
-  const rlim_t needed = rlim_t(workers) * 5 + 128;
+  const rlim_t needed = rlim_t(workers) * 4 + 64;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
-  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  if (limit.rlim_max < needed)
+    throw ResourceExhaustedError(
+        fmt::format("{} workers take {} open files here, and at most {} are allowed: raise the "
+                    "limit (ulimit -n), or start fewer",
+                    workers, needed, limit.rlim_max));
+  limit.rlim_cur = needed;
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 

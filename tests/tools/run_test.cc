@@ -402,6 +402,13 @@ TEST(Run, SaysWhyAProgramCannotBeStarted) {
   EXPECT_EQ(folder.err(), "tutti run: cannot start /tmp: Permission denied\n");
 }
 
+TEST(Run, SaysWhenTheMachineAllowsTooFewFiles) {
+  Process shell({"sh", "-c", "ulimit -n 100; exec '" TUTTI_TOOL "' run -n 50 true"}, {});
+  EXPECT_EQ(shell.finish(), 1);
+  EXPECT_THAT(shell.err(), HasSubstr("tutti run: 50 workers take 264 open files here, and at most "
+                                     "100 are allowed: raise the limit (ulimit -n)"));
+}
+
 // ---- signals
 
 class RunForwards : public ::testing::TestWithParam<int> {};
