@@ -42,6 +42,7 @@ enum class Collective : uint8_t {
   scatter,
   send,
   recv,
+  split,
 };
 
 // Where elements lie. `tensor` is set where it came as one, and keeps it alive.

@@ -82,6 +82,7 @@ void Arena::give_back(std::byte* data, size_t bytes) {
   std::lock_guard lock(mutex_);
   size_t offset = size_t(data - base_);
   used_ -= bytes;
+  if (abandoned_) return;
   kept_ += bytes;
   if (kept_ > kKeep) {
     drop_pages(offset, bytes);
@@ -100,6 +101,11 @@ void Arena::give_back(std::byte* data, size_t bytes) {
     }
   }
   free_[offset] = bytes;
+}
+
+void Arena::abandon() {
+  std::lock_guard lock(mutex_);
+  abandoned_ = true;
 }
 
 void Arena::drop_pages(size_t offset, size_t bytes) {

@@ -32,6 +32,9 @@ class Arena {
     return p >= base_ && p < base_ + size_ && bytes <= size_t(base_ + size_ - p);
   }
 
+  // From now on nothing that is given back is used again.
+  void abandon();
+
   // ResourceExhaustedError where there is no room.
   std::shared_ptr<void> allocate(size_t bytes);         // on a line of its own
   std::shared_ptr<void> allocate_zeroed(size_t bytes);  // on pages of its own
@@ -48,6 +51,7 @@ class Arena {
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset to bytes, no two of them adjacent
   size_t used_ = 0;
+  bool abandoned_ = false;
   size_t kept_ = 0;  // bytes given back whose pages are still there, at most
 };
 

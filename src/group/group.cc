@@ -2,6 +2,7 @@
 #include <tutti/group.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "group/group_impl.h"
@@ -73,7 +74,11 @@ Group Group::split(int color, int key) const { return Group(impl_of(impl_).split
 
 Tensor Group::empty(const Shape& shape, DType dtype) const {
   detail::Device& device = device::find("/job:localhost/replica:0/task:0/device:CPU:0", "empty");
-  const size_t bytes = size_t(shape.num_elements()) * size_of(dtype);
+  size_t bytes;
+  if (__builtin_mul_overflow(size_t(shape.num_elements()), size_of(dtype), &bytes) ||
+      bytes > size_t(std::numeric_limits<int64_t>::max()))
+    throw ResourceExhaustedError(
+        fmt::format("empty: {}{} is more than any memory", name(dtype), shape.to_string()));
   const std::shared_ptr<void> memory =
       impl_of(impl_).backend().allocate(std::max<size_t>(bytes, 1));
   return detail::TensorAccess::wrap(memory, memory.get(), shape, dtype, device, false);
@@ -120,7 +125,7 @@ Tensor Group::all_gather_uneven(const Tensor& in, const Options& options) const 
   std::vector<int64_t> counts(static_cast<size_t>(size()));
   all_gather(std::span<const int64_t>(&rows, 1), counts, options);
   extents[0] = int64_t(total(counts));
-  const Tensor out = Tensor::empty(Shape(extents), in.dtype());
+  const Tensor out = Tensor::empty(Shape(extents), in.dtype(), in.device());
   for (int64_t& count : counts) count *= row;
   gather_parts(memory, detail::write(out), counts, options);
   return out;

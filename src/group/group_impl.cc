@@ -100,6 +100,7 @@ Description checked(const GroupCall& call, int rank, int size) {
       break;
     case Collective::broadcast: set_shape(what, out); break;
     case Collective::all_gather:
+    case Collective::split:
     case Collective::gather:
       set_shape(what, in);
       if (kind == Collective::gather && !at_root) break;
@@ -157,7 +158,7 @@ void GroupImpl::explain(const Error& error, const group::Record& record) {
     std::error_code ignored;
     std::filesystem::create_directories(folder, ignored);
     const std::string file = fmt::format("{}/tutti-record-rank{}-{}.txt", folder, rank(), getpid());
-    std::ofstream out(file);
+    std::ofstream out(file, std::ios::app);  // other groups of this process write here, too
     out << error.what() << "\n\nthe last operations, in coordinated universal time\n"
         << record.all();
     if (!out.flush())
@@ -177,7 +178,14 @@ void GroupImpl::recorded(std::mutex& mutex, group::Record& record, const Descrip
   try {
     operation();
   } catch (const Error& error) {
+    // The others cannot be matched any more. An error that came from them is there already.
+    backend_->poison(error.code(),
+                     fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), error.what()));
     explain(error, record);
+  } catch (const std::exception& error) {
+    backend_->poison(ErrorCode::internal,
+                     fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), error.what()));
+    throw;
   }
   record.end();
 }
@@ -232,8 +240,21 @@ struct TensorList {
       pieces.push_back(
           {{&inputs[i], 1}, {&outputs[i], 1}, tensors[i].num_elements(), tensors[i].dtype()});
     for (int r = 0; r < size; ++r) owners.push_back(r);
+    check_apart_from_each_other();
   }
   TensorList(const TensorList&) = delete;
+
+  void check_apart_from_each_other() const {
+    std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
+    for (const Tensor& tensor : tensors)
+      if (const auto* const data = static_cast<const std::byte*>(tensor.const_data());
+          tensor.num_bytes())
+        ranges.emplace_back(data, data + tensor.num_bytes());
+    std::ranges::sort(ranges);
+    for (size_t i = 1; i < ranges.size(); ++i)
+      if (ranges[i].first < ranges[i - 1].second)
+        invalid(Collective::all_reduce, "two tensors of the list overlap, or are the same");
+  }
 
   std::vector<Tensor> tensors;
   std::vector<const void*> inputs;
@@ -247,6 +268,8 @@ struct TensorList {
 
 void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
                            const CommunicationOptions& options) {
+  if (tensors.size() == 1)  // no different from the tensor itself, on whatever rank
+    return run(in_place(Collective::all_reduce, write(tensors[0]), op), options);
   options.validate("all_reduce");
   const TensorList list(tensors, op, size());
   in_order(list.what, [&] {
@@ -256,6 +279,8 @@ void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
 
 Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
                                  const CommunicationOptions& options) {
+  if (tensors.size() == 1)
+    return start(in_place(Collective::all_reduce, write(tensors[0]), op), options);
   options.validate("all_reduce");
   const auto list = std::make_shared<const TensorList>(tensors, op, size());
   return enqueue([this, list, op, patience = patience_of(options)] {
@@ -294,7 +319,7 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
 std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
   const std::vector<int64_t> mine{color, key};
   std::vector<int64_t> all(2 * size_t(size()));
-  run({Collective::all_gather,
+  run({Collective::split,
        {const_cast<int64_t*>(mine.data()), 2, DType::int64},
        {all.data(), int64_t(all.size()), DType::int64}},
       {});
@@ -303,8 +328,7 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
     if (all[2 * size_t(r)] == color) ranks.push_back(r);
   std::ranges::stable_sort(ranks, {}, [&](int r) { return all[2 * size_t(r) + 1]; });
   std::unique_ptr<group::Backend> part;
-  in_order({.kind = Collective::all_gather, .dtype = DType::uint64, .extents = {1}},
-           [&] { part = backend_->split(ranks, patience_of({})); });
+  in_order({.kind = Collective::split}, [&] { part = backend_->split(ranks, patience_of({})); });
   return std::make_shared<GroupImpl>(std::move(part));
 }
 

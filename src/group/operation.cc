@@ -21,6 +21,7 @@ std::string_view name(Collective kind) {
     case Collective::scatter: return "scatter";
     case Collective::send: return "send";
     case Collective::recv: return "recv";
+    case Collective::split: return "split";
   }
   return "?";
 }
@@ -34,13 +35,16 @@ uint64_t Description::hash() const {
 }
 
 std::string Description::to_string() const {
-  if (kind == Collective::barrier) return "";
+  if (kind == Collective::barrier || kind == Collective::split) return "";
   std::string text{tutti::name(dtype)};
   if (rank > extents.size())
     text += fmt::format("[{} elements]", extents[0]);
   else
     text += fmt::format("[{}]", fmt::join(std::span(extents).first(rank), ", "));
-  if (tensors != 1) text = fmt::format("{} tensors, the first {}", tensors, text);
+  // The rest of a list is known by a number that stands for its types and sizes.
+  if (tensors != 1)
+    text = fmt::format("{} tensors, the first {}, the others {:08x}", tensors, text,
+                       uint32_t(others ^ others >> 32));
   switch (kind) {
     case Collective::all_reduce:
     case Collective::reduce:

@@ -285,6 +285,29 @@ void Window::check() const {
   throw_error(poison.code, poison.text);
 }
 
+void Window::Touch::begin() {
+  // First this, then the look: whoever fails looks in the other order, so one of us sees the other.
+  window_.blocks_[size_t(window_.rank_)]->touching.store(1);
+  window_.check();
+}
+
+void Window::Touch::end() { window_.blocks_[size_t(window_.rank_)]->touching.store(0); }
+
+Window::Touch::~Touch() {
+  end();
+  if (all_done_) return;
+  // Threads finish what they are at. A process may have been stopped.
+  const auto limit = Clock::now() + std::chrono::milliseconds(200);
+  for (int r = 0; r < window_.size(); ++r)
+    while (r != window_.rank_ && window_.blocks_[size_t(r)]->touching.load() != 0) {
+      if (window_.members_->separate_processes() && Clock::now() > limit) {
+        window_.members_->abandon_memory();
+        return;
+      }
+      sched_yield();
+    }
+}
+
 void Window::send(const Description& what, const detail::Memory& in, int64_t tag,
                   Patience patience) {
   ++sent_;

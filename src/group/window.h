@@ -30,6 +30,9 @@ class Members {
   virtual std::string loss(int rank) const = 0;
   // Why the whole job cannot go on. Asked often.
   virtual std::optional<cluster::Failure> failure() const = 0;
+  // A rank that is stopped may write to this process's memory whenever it goes on: what it can
+  // reach must not be used for anything else.
+  virtual void abandon_memory() const = 0;
   virtual bool crowded() const = 0;  // are there more ranks than cores to run them on?
   virtual bool separate_processes() const = 0;
 };
@@ -82,6 +85,7 @@ struct Block {
   std::atomic<uint32_t> left;
   std::atomic<uint32_t>
       gone;  // ranks that will never look here again; with all of them, it is free
+  std::atomic<uint32_t> touching;  // this rank works on the memory of others
   // The rank that each of this rank's threads sleeps for, and 1 more; 0: none. In a collective, a
   // send, a recv.
   std::atomic<uint32_t> awaited[3];
@@ -114,6 +118,24 @@ class Window {
 
   // Shows what is in place and waits until all ranks have shown theirs.
   void meet(uint32_t flag = 0);
+
+  // While all ranks let the others at their memory.
+  class Touch {
+   public:
+    explicit Touch(Window& window) : window_(window) {}
+    // Where the operation fails: waits until nobody works on this rank's memory any more, so that
+    // its owner can have it back.
+    ~Touch();
+    Touch(const Touch&) = delete;
+
+    void begin();  // on the others' memory. Throws where the group has failed.
+    void end();
+    void all_done() { all_done_ = true; }
+
+   private:
+    Window& window_;
+    bool all_done_ = false;
+  };
 
   // Between two ranks; `what` is a send or a recv. The other's dtype and size must be the same. A
   // thread may send and another receive while a third is in a collective.

@@ -42,6 +42,8 @@ class MapNode : public StepNode<MapNode, false> {
   MapFunction fn_;
 };
 
+constexpr int64_t kLargeBuffer = 8;
+
 struct Ahead {
   int threads;
   int64_t limit;  // elements read and not yet asked for, those that a thread works on included
@@ -101,8 +103,9 @@ class ReadAheadCursor : public Cursor {
     if (slots_.empty()) return {};
     const std::unique_ptr<Slot> slot = std::move(slots_.front());
     slots_.pop_front();
-    // A lone thread is woken to fill half of the buffer, rather than for every element.
-    const bool wake = ahead_.threads > 1 || int64_t(slots_.size()) <= ahead_.limit / 2;
+    // A lone thread is woken to fill half of a large buffer, rather than for every element.
+    const bool wake = ahead_.threads > 1 || ahead_.limit < kLargeBuffer ||
+                      int64_t(slots_.size()) <= ahead_.limit / 2;
     lock.unlock();
     if (wake) room_.notify_one();
     if (slot->error) std::rethrow_exception(std::exchange(slot->error, nullptr));

@@ -64,13 +64,13 @@ const Disagreement kDisagreements[] = {
      [](const Group& g) {
        g.all_reduce(tensors({2, 3, 4}), ReduceOp::SUM, kLong);
      },
-     "2 tensors, the first float32[2], SUM", "3 tensors, the first float32[2], SUM"},
+     "2 tensors, the first float32[2], the others", "3 tensors, the first float32[2], SUM"},
     {"ListAndTensor",
      [](const Group& g) {
        g.all_reduce(tensors({2, 3}), ReduceOp::SUM, kLong);
      },
      [](const Group& g) { g.all_reduce(floats(2), ReduceOp::SUM, kLong); },
-     "2 tensors, the first float32[2], SUM", "all_reduce(float32[2], SUM)"},
+     "2 tensors, the first float32[2], the others", "all_reduce(float32[2], SUM)"},
     {"Gather",
      [](const Group& g) {
        std::vector<float> out(g.rank() ? 0 : 6);

@@ -21,8 +21,6 @@ struct Seclusion {
   std::function<void(int rank)> before_find{};   // `rank` is about to look at another's memory
   std::function<void(int rank)> before_block{};  // `rank` is about to make a block for a group
   std::function<std::string(int rank)> loss{};   // why a rank is lost; empty while it is not
-};                                               // `rank` is about to look at another's memory
-std::function<std::string(int rank)> loss{};     // why a rank is lost; empty while it is not
 };
 
 // What all ranks share: the memory that was allocated, kept to the end as if it were mapped.
@@ -51,6 +49,7 @@ class Commons : public group::Members {
   std::string address(int rank) const override { return "host:" + std::to_string(5000 + rank); }
   std::string loss(int rank) const override { return options_.loss ? options_.loss(rank) : ""; }
   std::optional<cluster::Failure> failure() const override { return {}; }
+  void abandon_memory() const override {}
   bool crowded() const override { return true; }
   bool separate_processes() const override { return false; }
 

@@ -213,6 +213,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
           });
       break;
     case Collective::all_gather:
+    case Collective::split:
     case Collective::gather:
       in_chunks(
           in_bytes, kArea,
@@ -334,9 +335,12 @@ void Windowed::in_place(const Stream& stream) {
       if (!reachable) break;
     }
   }
+  // From here on others may work on this rank's memory, and it on theirs.
+  Window::Touch touch(window_);
   window_.meet(reachable);
   for (int r = 0; r < window_.size(); ++r)
     if (!window_.flag(r)) return through_window(stream);
+  touch.begin();
 
   const int n = window_.size(), me = window_.rank();
   const size_t share = rounded_up((stream.bytes() + size_t(n) - 1) / size_t(n));
@@ -359,7 +363,9 @@ void Windowed::in_place(const Stream& stream) {
             to.push_back(entry(r, part.index, count_of(r, 0) + k) +
                          part.result_at(stream.reduction().op));
       });
+  touch.end();
   window_.meet();
+  touch.all_done();
 }
 
 // Chunk by chunk. A rank shows what the others need of it, combines its own share of the chunk from

@@ -1,4 +1,5 @@
 // Ranks as threads of one process: every rank reaches all memory as it is.
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <new>
@@ -20,8 +21,10 @@ class Threads : public Reach, public Members {
   }
   void* find(int, uint64_t place) const override { return reinterpret_cast<void*>(place); }
   std::shared_ptr<void> allocate(size_t bytes) override {
-    return {::operator new(bytes, std::align_val_t(kLine)),
-            [](void* data) { ::operator delete(data, std::align_val_t(kLine)); }};
+    void* const memory = ::operator new(bytes, std::align_val_t(kLine), std::nothrow);
+    if (!memory)
+      throw ResourceExhaustedError(fmt::format("group: the system has no {} bytes", bytes));
+    return {memory, [](void* data) { ::operator delete(data, std::align_val_t(kLine)); }};
   }
   // Most of a block is never touched, so it comes from where untouched pages cost nothing.
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
@@ -35,6 +38,7 @@ class Threads : public Reach, public Members {
   std::string address(int) const override { return {}; }
   std::string loss(int) const override { return {}; }  // a thread does not die alone
   std::optional<cluster::Failure> failure() const override { return {}; }
+  void abandon_memory() const override {}
   bool crowded() const override { return n_ > base::topology().cores; }
   bool separate_processes() const override { return false; }
 

@@ -32,6 +32,7 @@ class WindowBackend::Subset : public Reach, public Members {
       return {};
     return failure;
   }
+  void abandon_memory() const override { all_.members->abandon_memory(); }
   bool crowded() const override { return all_.members->crowded(); }
   bool separate_processes() const override { return all_.members->separate_processes(); }
 
@@ -53,9 +54,9 @@ std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Patien
   Block* const mine = neighbourhood_.blocks->make(*subset_, int(ranks.size()));
   uint64_t place = subset_->place(mine, Block::bytes(int(ranks.size())));
   std::vector<uint64_t> places(ranks_.size());
-  const Description what{.kind = Collective::all_gather, .dtype = DType::uint64, .extents = {1}};
+  const Description what{.kind = Collective::split};
   algorithms_.run(what,
-                  {Collective::all_gather,
+                  {Collective::split,
                    {&place, 1, DType::uint64},
                    {places.data(), int64_t(places.size()), DType::uint64}},
                   patience);
