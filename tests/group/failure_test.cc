@@ -64,7 +64,7 @@ const Disagreement kDisagreements[] = {
      [](const Group& g) {
        g.all_reduce(tensors({2, 3, 4}), ReduceOp::SUM, kLong);
      },
-     "2 tensors, the first float32[2], the others", "3 tensors, the first float32[2], SUM"},
+     "2 tensors, the first float32[2], the others", "3 tensors, the first float32[2], the others"},
     {"ListAndTensor",
      [](const Group& g) {
        g.all_reduce(tensors({2, 3}), ReduceOp::SUM, kLong);
