@@ -73,6 +73,7 @@ Window::Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const Membe
       blocks_(std::move(blocks)),
       members_(std::move(members)),
       crowded_(members_->crowded()),
+      alarm_(members_->alarm()),
       unclaimed_(blocks_.size()) {}
 
 Window::~Window() {
@@ -87,8 +88,9 @@ void Window::begin(const Description& what, Patience patience) {
   waiting_ = {patience};
   what_ = what;
   hash_ = what.hash();
-  if (const auto failure = members_->failure())
-    fail(failure->code, fmt::format("{}: {}", described(what, number_ + 1), failure->text));
+  if (alarm_ && alarm_->load(std::memory_order_relaxed))
+    if (const auto failure = members_->failure())
+      fail(failure->code, fmt::format("{}: {}", described(what, number_ + 1), failure->text));
   Block& mine = *blocks_[size_t(rank_)];
   mine.operation.store(++number_, std::memory_order_relaxed);
   mine.descriptions[(phase_ + 1) & 1] = what;

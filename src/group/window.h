@@ -28,8 +28,9 @@ class Members {
   virtual std::string address(int rank) const = 0;  // "127.0.0.1:5002"; empty for a thread
   // Why nothing more can come from this rank, without having said so; empty while it may.
   virtual std::string loss(int rank) const = 0;
-  // Why the whole job cannot go on. Asked often.
+  // Why the whole job cannot go on; asked when `alarm` is set, or null.
   virtual std::optional<cluster::Failure> failure() const = 0;
+  virtual const std::atomic<bool>* alarm() const = 0;
   // A rank that is stopped may write to this process's memory whenever it goes on: what it can
   // reach must not be used for anything else.
   virtual void abandon_memory() const = 0;
@@ -176,7 +177,8 @@ class Window {
   const int rank_;
   const std::vector<Block*> blocks_;
   const std::shared_ptr<const Members> members_;
-  const bool crowded_;   // more ranks than cores
+  const bool crowded_;  // more ranks than cores
+  const std::atomic<bool>* const alarm_;
   uint64_t number_ = 0;  // of the collective
   uint64_t sent_ = 0, received_ = 0;
   uint32_t phase_ = 0;

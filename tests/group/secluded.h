@@ -49,6 +49,7 @@ class Commons : public group::Members {
   std::string address(int rank) const override { return "host:" + std::to_string(5000 + rank); }
   std::string loss(int rank) const override { return options_.loss ? options_.loss(rank) : ""; }
   std::optional<cluster::Failure> failure() const override { return {}; }
+  const std::atomic<bool>* alarm() const override { return nullptr; }
   void abandon_memory() const override {}  // all of it is kept anyway
   void abandon_memory() const override {}
   bool crowded() const override { return true; }

@@ -38,6 +38,7 @@ class Threads : public Reach, public Members {
   std::string address(int) const override { return {}; }
   std::string loss(int) const override { return {}; }  // a thread does not die alone
   std::optional<cluster::Failure> failure() const override { return {}; }
+  const std::atomic<bool>* alarm() const override { return nullptr; }
   void abandon_memory() const override {}
   bool crowded() const override { return n_ > base::topology().cores; }
   bool separate_processes() const override { return false; }

@@ -90,6 +90,7 @@ class Processes : public Reach, public Members {
     return neighbours_.alarm->load(std::memory_order_acquire) ? neighbours_.failure()
                                                               : std::nullopt;
   }
+  const std::atomic<bool>* alarm() const override { return neighbours_.alarm; }
   void abandon_memory() const override { Arena::mine().abandon(); }
   bool crowded() const override { return crowded_; }
   bool separate_processes() const override { return true; }

@@ -32,6 +32,7 @@ class WindowBackend::Subset : public Reach, public Members {
       return {};
     return failure;
   }
+  const std::atomic<bool>* alarm() const override { return all_.members->alarm(); }
   void abandon_memory() const override { all_.members->abandon_memory(); }
   bool crowded() const override { return all_.members->crowded(); }
   bool separate_processes() const override { return all_.members->separate_processes(); }
