@@ -51,7 +51,6 @@ class Commons : public group::Members {
   std::optional<cluster::Failure> failure() const override { return {}; }
   const std::atomic<bool>* alarm() const override { return nullptr; }
   void abandon_memory() const override {}  // all of it is kept anyway
-  void abandon_memory() const override {}
   bool crowded() const override { return true; }
   bool separate_processes() const override { return false; }
 
