@@ -55,9 +55,14 @@ class Processes : public Reach, public Members {
       Process& process = processes_.emplace_back();
       if (int(r) == neighbours.rank) continue;
       process.pid = hello.at("pid");
-      process.arena = std::make_unique<PeerArena>(process.pid, hello.at("fd").get<int>(),
-                                                  hello.at("bytes").get<size_t>(),
-                                                  hello.at("inode").get<uint64_t>());
+      try {
+        process.arena = std::make_unique<PeerArena>(process.pid, hello.at("fd").get<int>(),
+                                                    hello.at("bytes").get<size_t>(),
+                                                    hello.at("inode").get<uint64_t>());
+      } catch (const Error& error) {
+        throw_error(error.code(), fmt::format("rank {} ({}) cannot be reached, or is gone: {}", r,
+                                              neighbours.addresses[r], error.what()));
+      }
       process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
       if (process.pidfd < 0)
         throw UnavailableError(fmt::format("group: rank {} ({}), process {}, is gone", r,

@@ -22,7 +22,10 @@ class WindowBackend::Subset : public Reach, public Members {
   }
 
   std::string address(int rank) const override {
-    return all_.members->address(ranks_[size_t(rank)]);
+    const int outer = ranks_[size_t(rank)];
+    const std::string address = all_.members->address(outer);
+    if (address.empty() || outer == rank) return address;
+    return "rank " + std::to_string(outer) + " of the job, " + address;
   }
   std::string loss(int rank) const override { return all_.members->loss(ranks_[size_t(rank)]); }
   std::optional<cluster::Failure> failure() const override {
