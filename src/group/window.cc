@@ -23,6 +23,11 @@ using std::chrono::nanoseconds;
 // How long a sleeper sleeps before it looks whether all others are still there.
 constexpr nanoseconds kNap = std::chrono::milliseconds(20);
 
+// Who yields to a thread that computes gets the core back only when that one's slice is over; who
+// sleeps gets it back when woken. So a yield of this length is the last one for a while.
+constexpr nanoseconds kLongYield = std::chrono::microseconds(500);
+constexpr nanoseconds kNoYield = std::chrono::milliseconds(100);
+
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<uint64_t>::is_always_lock_free);
 
@@ -138,6 +143,22 @@ void Window::wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& slee
   if (sleepers.load() != 0) futex_wake(word, members_->separate_processes());
 }
 
+bool Window::yield_until(auto over) {
+  Clock::time_point before = Clock::now();
+  if (before < no_yield_before_.load(std::memory_order_relaxed)) return false;
+  for (int i = 0; i < 20; ++i) {
+    sched_yield();
+    if (over()) return true;
+    const Clock::time_point now = Clock::now();
+    if (now - before > kLongYield) {
+      no_yield_before_.store(now + kNoYield, std::memory_order_relaxed);
+      return false;
+    }
+    before = now;
+  }
+  return false;
+}
+
 void Window::await(Wait& wait) {
   const auto over = [&] { return wait.over(wait.word.load(std::memory_order_acquire)); };
   // With a core for every rank the other is on its way. Else it may need this core to get there.
@@ -145,10 +166,7 @@ void Window::await(Wait& wait) {
     base::pause();
     if (over()) return;
   }
-  for (int i = crowded_ ? 20 : 0; i > 0; --i) {
-    sched_yield();
-    if (over()) return;
-  }
+  if (crowded_ && yield_until(over)) return;
   if (!wait.waiting.started) wait.waiting.started = Clock::now();
   struct Awaiting {
     std::atomic<uint32_t>& peer;

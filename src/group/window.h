@@ -9,6 +9,7 @@
 #include <tutti/error.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -166,6 +167,7 @@ class Window {
   Channel& channel(int from, int to) const { return blocks_[size_t(from)]->to(to); }
   [[noreturn]] void disagree(int other);
   void await(Wait& wait);
+  bool yield_until(auto over);
   void look_around(Wait& wait);
   std::string name_of(int rank) const;   // "rank 2 (127.0.0.1:5002)"
   std::string progress(int rank) const;  // "rank 2 is at #12"
@@ -178,6 +180,7 @@ class Window {
   const std::vector<Block*> blocks_;
   const std::shared_ptr<const Members> members_;
   const bool crowded_;  // more ranks than cores
+  std::atomic<std::chrono::steady_clock::time_point> no_yield_before_{};
   const std::atomic<bool>* const alarm_;
   uint64_t number_ = 0;  // of the collective
   uint64_t sent_ = 0, received_ = 0;

@@ -13,7 +13,7 @@ ALLOWED = 1024  # KiB
 def main():
     parser = arguments(__doc__)
     parser.add_argument("--operations", type=int, default=100_000 if LONG else 5_000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6) if LONG else 1)
     options = parser.parse_args()
     patience = 120 + options.operations / 200
     limit(patience * (3 if options.sanitized else 1) + 30)
