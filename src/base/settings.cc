@@ -15,13 +15,20 @@ namespace {
 
 constexpr SettingDoc kDocs[] = {
     {"TUTTI_BACKEND", "",
-     "nccl makes it an error where NCCL cannot be used; empty: chosen automatically"},
+     "what moves data between workers: shm, ucx, mpi or nccl, an error where that cannot be had; "
+     "empty: shared memory within a host and UCX between hosts"},
     {"TUTTI_COORDINATOR", "",
      "the address of a coordination service that runs already, as under tutti run; empty: the "
      "chief "
      "runs it at its own address"},
     {"TUTTI_HEARTBEAT_TIMEOUT", "10",
      "seconds of silence after which a worker on another host counts as lost"},
+    {"TUTTI_HOST_ID", "",
+     "a name for the host that this worker is on: those with the same share memory; empty: found "
+     "out"},
+    {"TUTTI_INTERFACES", "",
+     "the network interfaces between hosts, as in eth0,eth1; empty: the one that this worker's "
+     "address belongs to"},
     {"TUTTI_JOIN_TIMEOUT", "300",
      "seconds that the workers of a job wait for each other at its start"},
     {"TUTTI_LOG", "warning", "what is logged to stderr: debug, info, warning, error or off"},
@@ -87,7 +94,9 @@ Settings read_settings() {
   s.warn_after = seconds("TUTTI_WARN_AFTER");
   s.timeline = get("TUTTI_TIMELINE");
   s.log_level = one_of("TUTTI_LOG", {"debug", "info", "warning", "error", "off"});
-  s.backend = one_of("TUTTI_BACKEND", {"", "nccl"});
+  s.backend = one_of("TUTTI_BACKEND", {"", "shm", "ucx", "mpi", "nccl"});
+  s.host_id = get("TUTTI_HOST_ID");
+  s.interfaces = get("TUTTI_INTERFACES");
   s.module_path = get("TUTTI_MODULE_PATH");
   s.record_dir = get("TUTTI_RECORD_DIR");
   s.coordinator = get("TUTTI_COORDINATOR");

@@ -15,6 +15,8 @@ struct Settings {
   std::string timeline;                 // TUTTI_TIMELINE; empty: off
   std::string log_level;                // TUTTI_LOG
   std::string backend;                  // TUTTI_BACKEND; empty: chosen automatically
+  std::string host_id;                  // TUTTI_HOST_ID; empty: found out
+  std::string interfaces;               // TUTTI_INTERFACES; empty: that of this worker's address
   std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
   std::string record_dir;               // TUTTI_RECORD_DIR; empty: none
 

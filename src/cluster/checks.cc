@@ -35,6 +35,11 @@ bool is_address(std::string_view text) {
          port > 0 && port <= kMaxPort;
 }
 
+bool is_loopback(std::string_view address) {
+  return address.starts_with("127.") || address.starts_with("localhost:") ||
+         address.starts_with("[::1]");
+}
+
 std::string address_of(std::string_view host, int port) {
   const bool bare_ipv6 = host.find(':') != host.npos && !host.starts_with('[');
   return bare_ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);

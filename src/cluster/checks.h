@@ -16,6 +16,9 @@ inline constexpr const char* kExpectedJobs = "expected chief, worker, evaluator 
 // "host:port", with an IPv6 address in brackets.
 bool is_address(std::string_view text);
 
+// "127.0.0.1:5000", "localhost:5000", "[::1]:5000".
+bool is_loopback(std::string_view address);
+
 // Puts brackets around an IPv6 address that has none.
 std::string address_of(std::string_view host, int port);
 

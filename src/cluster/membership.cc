@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 #include <tutti/error.h>
 
+#include <algorithm>
+
 #include "base/settings.h"
 #include "cluster/checks.h"
 #include "cluster/launchers.h"
@@ -22,15 +24,31 @@ std::string coordinator() {
   return address;
 }
 
+// Another host cannot reach this one by its loopback address.
+void check_reachable(const std::vector<std::string>& addresses) {
+  const auto loopback = [](const std::string& address) { return is_loopback(address); };
+  const auto elsewhere = [](const std::string& address) {
+    return !address.empty() && !is_loopback(address);
+  };
+  const auto here = std::ranges::find_if(addresses, loopback);
+  const auto there = std::ranges::find_if(addresses, elsewhere);
+  if (here == addresses.end() || there == addresses.end()) return;
+  throw InvalidArgumentError(fmt::format(
+      "the cluster has rank {} at {} and rank {} at {}: {} is reached from its own host "
+      "only; give every rank the address that the other hosts know it by",
+      here - addresses.begin(), *here, there - addresses.begin(), *there, *here));
+}
+
 // Of two ranks or more; those that are not known are empty.
 Membership membership_of(std::vector<std::string> addresses, int rank, const std::string& source) {
   const std::string given = coordinator();
-  if (given.empty() && addresses[0].empty())
+  if (given.empty() && addresses[0].empty() && source == kArguments)
     throw InvalidArgumentError(fmt::format(
-        "{} {} ranks, but no address for the coordination service: set "
-        "TUTTI_COORDINATOR=HOST:PORT to that of a service that runs already, or start "
-        "the ranks with tutti run",
-        source == kArguments ? "a cluster of" : "started by mpirun with", addresses.size()));
+        "a cluster of {} ranks, but no address for the coordination service: set "
+        "TUTTI_COORDINATOR=HOST:PORT to that of a service that runs already, or start the ranks "
+        "with tutti run",
+        addresses.size()));
+  check_reachable(addresses);
   Membership member{.addresses = std::move(addresses),
                     .rank = rank,
                     .service = given,

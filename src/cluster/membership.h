@@ -15,7 +15,9 @@ struct Membership {
   // connected to. All ranks hold the same list.
   std::vector<std::string> addresses;
   int rank = 0;
-  std::string service;  // of the coordination service: rank 0's address, or TUTTI_COORDINATOR
+  // Of the coordination service: rank 0's address, or TUTTI_COORDINATOR; empty under mpirun, where
+  // MPI tells it to all.
+  std::string service;
   bool serves = false;  // this process runs it: it is rank 0 and TUTTI_COORDINATOR is empty
   std::string source;   // "arguments", "TF_CONFIG", "torchrun", "Slurm", "Open MPI", "MPICH"
 };

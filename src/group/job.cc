@@ -3,15 +3,22 @@
 #include <fmt/format.h>
 #include <tutti/version.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/log.h"
 #include "base/module.h"
 #include "base/settings.h"
+#include "cluster/checks.h"
 #include "cluster/coordination.h"
 #include "cluster/membership.h"
+#include "group/backends/network_backend.h"
 #include "group/backends/shm.h"
+#include "group/interfaces.h"
 
 namespace tutti::group {
 
@@ -25,11 +32,8 @@ using cluster::Service;
 
 // How long the chief stays for those who are not done yet, where it runs the service.
 constexpr std::chrono::seconds kLinger{5};
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address.starts_with("localhost:") ||
-         address.starts_with("[::1]");
-}
+// How long a worker on a network stays for what it has sent.
+constexpr std::chrono::seconds kFarewell{1};
 
 // Settings say "for ever" as 0.
 std::chrono::nanoseconds join_timeout() {
@@ -37,44 +41,76 @@ std::chrono::nanoseconds join_timeout() {
   return timeout.count() ? timeout : std::chrono::nanoseconds::max();
 }
 
+// Addresses of UCX are any bytes.
+std::string to_hex(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) text += fmt::format("{:02x}", uint8_t(c));
+  return text;
+}
+std::string from_hex(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes += char(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+// The module for the MPI that started this process.
+const MpiModule& mpi_module(const Membership& membership) {
+  const char* const name = membership.source == "MPICH" ? "mpi_mpich" : "mpi_openmpi";
+  if (membership.source != "MPICH" && membership.source != "Open MPI")
+    throw FailedPreconditionError(
+        "TUTTI_BACKEND=mpi: this program was not started by mpirun, so MPI does not know the other "
+        "ranks; start it by mpirun, or leave TUTTI_BACKEND empty");
+  const auto& module = *static_cast<const MpiModule*>(base::load_module(name).interface);
+  if (module.size() != int(membership.addresses.size()) || module.rank() != membership.rank)
+    throw FailedPreconditionError(fmt::format(
+        "{} started {} ranks, but the MPI library that was found ({}) sees {}: they are of "
+        "different kinds; use the mpirun that belongs to it",
+        membership.source, membership.addresses.size(), module.version(), module.size()));
+  return module;
+}
+
 class Job {
  public:
   explicit Job(const Membership& membership) : membership_(membership) {
+    if (membership_.service.empty()) meet_by_mpi();
     const base::Settings& settings = base::settings();
-    const cluster::Job job{.addresses = membership.addresses,
-                           .token = settings.token,
-                           .version = std::string(version()),
-                           .certificate = settings.tls_certificate,
-                           .key = settings.tls_key,
-                           .authority = settings.tls_authority,
-                           .heartbeat_timeout = settings.heartbeat_timeout,
-                           .chief_serves = settings.coordinator.empty()};
-    if (job.token.empty() && !is_loopback(membership.service))
+    const cluster::Job job = description();
+    if (job.token.empty() && !cluster::is_loopback(membership_.service))
       base::log_once(base::LogLevel::warning,
                      fmt::format("anybody who reaches {} can join this job: set TUTTI_TOKEN to the "
                                  "same secret on all workers",
-                                 membership.service));
-    const auto& module = *static_cast<const ClusterModule*>(base::load_module("cluster").interface);
-    if (membership.serves) service_ = module.serve(job, membership.service);
-    link_ = module.join(job, membership.service, membership.rank, join_timeout());
+                                 membership_.service));
+    if (membership_.serves && !service_) service_ = module().serve(job, membership_.service);
+    link_ = module().join(job, membership_.service, membership_.rank, join_timeout());
     link_->on_failure([this](const Failure&) { alarm_.store(true, std::memory_order_release); });
-    neighbourhood_ =
-        shm_neighbourhood({.rank = membership.rank,
-                           .addresses = membership.addresses,
-                           .hellos = link_->exchange("processes", shm_hello(), join_timeout()),
-                           .alarm = &alarm_,
-                           .failure = [this] { return link_ ? link_->failure() : std::nullopt; }});
+
+    const bool alone = settings.backend == "ucx" || settings.backend == "mpi";
+    std::string host = settings.host_id.empty() ? this_host() : settings.host_id;
+    if (alone) host += fmt::format(" rank {}", membership_.rank);
+    look_around(link_->exchange("processes", shm_hello(host), join_timeout()));
   }
 
   std::unique_ptr<Backend> new_group() {
-    const int ranks = int(membership_.addresses.size());
-    Block* const mine = neighbourhood_.blocks->make(*neighbourhood_.reach, ranks);
-    const uint64_t place = neighbourhood_.reach->place(mine, Block::bytes(ranks));
+    const std::string name = fmt::format("group {}", groups_++);
+    if (surroundings_) {
+      std::vector<int> everybody;
+      for (int r = 0; r < size(); ++r) everybody.push_back(r);
+      const NetworkBackend::Plan plan(surroundings_, everybody);
+      const Introduction& mine = plan.introduction();
+      std::vector<Introduction> all;
+      for (const std::string& text :
+           link_->exchange(name, fmt::format("{} {}", mine.block, mine.id), join_timeout()))
+        all.push_back({std::stoull(text), std::stoull(text.substr(text.find(' ') + 1))});
+      return plan.finish(all);
+    }
+    Block* const mine = neighbourhood_.blocks->make(*neighbourhood_.reach, size());
+    const uint64_t place = neighbourhood_.reach->place(mine, Block::bytes(size()));
     const std::vector<std::string> places =
-        link_->exchange(fmt::format("group {}", groups_++), std::to_string(place), join_timeout());
+        link_->exchange(name, std::to_string(place), join_timeout());
     std::vector<int> everybody;
     std::vector<Block*> blocks;
-    for (int r = 0; r < ranks; ++r) {
+    for (int r = 0; r < size(); ++r) {
       everybody.push_back(r);
       blocks.push_back(
           static_cast<Block*>(neighbourhood_.reach->find(r, std::stoull(places[size_t(r)]))));
@@ -85,17 +121,132 @@ class Job {
 
   // Says goodbye, and stays for the others where they need the service.
   void leave() {
+    if (surroundings_) {
+      // What was sent last may still be on its way to those who are about to leave, too.
+      surroundings_->network->transport().flush(kFarewell);
+      try {
+        if (!alarm_.load()) link_->exchange("farewell", "", kFarewell);
+      } catch (const Error&) {
+      }
+      surroundings_->network->listen();  // the last words of the others
+      surroundings_->network->close();
+    }
     link_.reset();
     if (service_) service_->wait_until_empty(kLinger);
     service_.reset();
+    if (mpi_ && !alarm_.load()) mpi_->finalize();
   }
 
  private:
+  int size() const { return int(membership_.addresses.size()); }
+  static const ClusterModule& module() {
+    return *static_cast<const ClusterModule*>(base::load_module("cluster").interface);
+  }
+
+  cluster::Job description() const {
+    const base::Settings& settings = base::settings();
+    return {.addresses = membership_.addresses,
+            .token = settings.token,
+            .version = std::string(version()),
+            .certificate = settings.tls_certificate,
+            .key = settings.tls_key,
+            .authority = settings.tls_authority,
+            .heartbeat_timeout = settings.heartbeat_timeout,
+            .chief_serves = settings.coordinator.empty()};
+  }
+
+  // Under mpirun: MPI tells all where the first rank serves.
+  void meet_by_mpi() {
+    mpi_ = &mpi_module(membership_);
+    char name[256] = "";
+    gethostname(name, sizeof(name) - 1);
+    const std::vector<std::string> hosts = mpi_->all_gather(name);
+    for (size_t r = 0; r < hosts.size(); ++r) membership_.addresses[r] = hosts[r];
+    std::string service;
+    if (membership_.serves) {
+      const bool one_host = std::set(hosts.begin(), hosts.end()).size() == 1;
+      const std::string host =
+          one_host ? "127.0.0.1" : outside_address(base::settings().interfaces);
+      if (host.empty())
+        throw UnavailableError(
+            "no network interface is up for the coordination service; TUTTI_INTERFACES names "
+            "those to use");
+      service_ = module().serve(description(), cluster::address_of(host, 0));
+      service = service_->address();
+    }
+    membership_.service = mpi_->all_gather(service)[0];
+  }
+
+  // Finds out where everybody is, and how to get there.
+  void look_around(const std::vector<std::string>& hellos) {
+    using nlohmann::json;
+    Surroundings around{.rank = membership_.rank,
+                        .addresses = membership_.addresses,
+                        .hosts = {},
+                        .network = nullptr,
+                        .neighbourhood = {},
+                        .crowded = false,
+                        .alarm = &alarm_,
+                        .failure = [this] { return link_ ? link_->failure() : std::nullopt; }};
+    const size_t me = size_t(membership_.rank);
+    std::vector<json> parsed;
+    for (const std::string& hello : hellos) {
+      parsed.push_back(json::parse(hello));
+      around.hosts.push_back(parsed.back().at("host"));
+    }
+    Neighbours neighbours{
+        .rank = 0, .addresses = {}, .hellos = {}, .alarm = around.alarm, .failure = around.failure};
+    std::set<int> cores;
+    size_t on_this_machine = 0;
+    for (size_t r = 0; r < hellos.size(); ++r) {
+      if (parsed[r].at("machine") == parsed[me].at("machine")) {
+        ++on_this_machine;
+        for (const int core : parsed[r].at("cores")) cores.insert(core);
+      }
+      if (around.hosts[r] != around.hosts[me] && base::settings().backend != "shm") continue;
+      if (r == me) neighbours.rank = int(neighbours.hellos.size());
+      neighbours.addresses.push_back(membership_.addresses[r]);
+      neighbours.hellos.push_back(hellos[r]);
+    }
+    around.crowded = on_this_machine > cores.size();
+    if (neighbours.hellos.size() > 1) neighbourhood_ = shm_neighbourhood(neighbours);
+    if (neighbours.hellos.size() == hellos.size()) return;
+    around.neighbourhood = neighbourhood_;
+    around.network = std::make_shared<Network>(transport(), membership_.rank, size());
+    surroundings_ = std::make_shared<const Surroundings>(std::move(around));
+  }
+
+  std::unique_ptr<Transport> transport() {
+    const base::Settings& settings = base::settings();
+    if (settings.backend == "mpi") {
+      mpi_ = &mpi_module(membership_);
+      return mpi_->transport();
+    }
+    // UCX reads these when it is loaded. It would catch signals, and log to stdout what become our
+    // errors.
+    setenv("UCX_ERROR_SIGNALS", "", 0);
+    setenv("UCX_LOG_LEVEL", "fatal", 0);
+    setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+    std::string devices = settings.interfaces;
+    if (devices.empty() && !std::getenv("UCX_NET_DEVICES"))
+      devices = interface_of(membership_.addresses[size_t(membership_.rank)]);
+    const auto& ucx = *static_cast<const UcxModule*>(base::load_module("ucx").interface);
+    endpoint_ = ucx.open(devices);
+    std::vector<std::string> addresses;
+    for (const std::string& text :
+         link_->exchange("ucx", to_hex(endpoint_->address()), join_timeout()))
+      addresses.push_back(from_hex(text));
+    return endpoint_->connect(addresses, membership_.rank);
+  }
+
   Membership membership_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<Coordination> link_;
   std::atomic<bool> alarm_{false};
-  Neighbourhood neighbourhood_;
+  const MpiModule* mpi_ = nullptr;
+  std::unique_ptr<UcxModule::Endpoint> endpoint_;
+  Neighbourhood neighbourhood_;                       // of those on this host
+  std::shared_ptr<const Surroundings> surroundings_;  // where there is more than one host
   int groups_ = 0;
 };
 

@@ -58,4 +58,23 @@ std::string Description::to_string() const {
   return text;
 }
 
+std::string described(const Description& what, uint64_t number) {
+  const std::string details = what.to_string();
+  return fmt::format("{} #{}{}", name(what.kind), number,
+                     details.empty() ? "" : fmt::format(" ({})", details));
+}
+
+std::string seconds(std::chrono::nanoseconds time) {
+  return fmt::format("{:.3g} s", std::chrono::duration<double>(time).count());
+}
+
+std::string disagreement(uint64_t number, const std::string& one, const Description& ones,
+                         const std::string& other, const Description& others) {
+  return fmt::format(
+      "operation #{}: {} calls {}({}), and {} calls {}({}); all ranks of a group must call the "
+      "same "
+      "operations in the same order",
+      number, one, name(ones.kind), ones.to_string(), other, name(others.kind), others.to_string());
+}
+
 }  // namespace tutti::group

@@ -50,7 +50,14 @@ struct LeafReduction {
 struct Patience {
   std::chrono::nanoseconds timeout;     // 0: for ever
   std::chrono::nanoseconds warn_after;  // 0: never
+  std::chrono::nanoseconds slack{0};    // beyond the timeout, for others to speak first
 };
+
+// The words of errors: "all_reduce #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
+std::string described(const Description& what, uint64_t number);
+std::string seconds(std::chrono::nanoseconds time);
+std::string disagreement(uint64_t number, const std::string& one, const Description& ones,
+                         const std::string& other, const Description& others);
 
 inline uint64_t mixed(uint64_t a, uint64_t b) {
   const unsigned __int128 product =

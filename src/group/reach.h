@@ -31,7 +31,8 @@ class Reach {
 // has left, so it is given back when the next one is made.
 class Blocks {
  public:
-  Block* make(Reach& reach, int ranks);
+  // `extra` bytes follow it.
+  Block* make(Reach& reach, int ranks, size_t extra = 0);
 
  private:
   struct Kept {

@@ -41,19 +41,9 @@ void futex_wake(std::atomic<uint32_t>& word, bool shared) {
           0);
 }
 
-std::string seconds(nanoseconds time) {
-  return fmt::format("{:.3g} s", std::chrono::duration<double>(time).count());
-}
-
 // Of the three things that a rank may do at once.
 size_t role_of(Collective kind) {
   return kind == Collective::send ? 1 : kind == Collective::recv ? 2 : 0;
-}
-
-std::string described(const Description& what, uint64_t number) {
-  const std::string details = what.to_string();
-  return fmt::format("{} #{}{}", name(what.kind), number,
-                     details.empty() ? "" : fmt::format(" ({})", details));
 }
 
 }  // namespace
@@ -125,18 +115,11 @@ void Window::disagree(int other) {
   // Only the first phase of an operation can bring this, so its description is in this phase's
   // place.
   const Description& theirs = blocks_[size_t(other)]->descriptions[phase_ & 1];
-  const auto call = [](const Description& what) {
-    return fmt::format("{}({})", name(what.kind), what.to_string());
-  };
   // All ranks say it in the same way, whoever finds it first.
   const bool first = rank_ < other;
-  const Description mine = what_;
-  fail(
-      ErrorCode::invalid_argument,
-      fmt::format("operation #{}: {} calls {}, and {} calls {}; all ranks of a group must call the "
-                  "same operations in the same order",
-                  number_, name_of(first ? rank_ : other), call(first ? mine : theirs),
-                  name_of(first ? other : rank_), call(first ? theirs : mine)));
+  fail(ErrorCode::invalid_argument,
+       first ? disagreement(number_, name_of(rank_), what_, name_of(other), theirs)
+             : disagreement(number_, name_of(other), theirs, name_of(rank_), what_));
 }
 
 void Window::wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const {
@@ -214,7 +197,7 @@ void Window::look_around(Wait& wait) {
         who.push_back(blame(r));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
-  if (patience.timeout.count() && waited >= patience.timeout) {
+  if (patience.timeout.count() && waited >= patience.timeout + patience.slack) {
     const std::string who = missing();
     if (!who.empty())
       fail(ErrorCode::deadline_exceeded,
@@ -231,14 +214,16 @@ void Window::look_around(Wait& wait) {
 
 std::string Window::name_of(int rank) const {
   const std::string address = members_->address(rank);
-  return address.empty() ? fmt::format("rank {}", rank)
-                         : fmt::format("rank {} ({})", rank, address);
+  const int number = members_->number(rank);
+  return address.empty() ? fmt::format("rank {}", number)
+                         : fmt::format("rank {} ({})", number, address);
 }
 
 std::string Window::progress(int rank) const {
   const uint64_t at = blocks_[size_t(rank)]->operation.load();
-  return at == 0 ? fmt::format("rank {} has not begun any operation", rank)
-                 : fmt::format("rank {} is at #{}", rank, at);
+  const int number = members_->number(rank);
+  return at == 0 ? fmt::format("rank {} has not begun any operation", number)
+                 : fmt::format("rank {} is at #{}", number, at);
 }
 
 int Window::awaited_by(int rank) const {

@@ -27,6 +27,8 @@ class Members {
  public:
   virtual ~Members() = default;
   virtual std::string address(int rank) const = 0;  // "127.0.0.1:5002"; empty for a thread
+  // What errors call a rank, where those that meet here are only some of a group.
+  virtual int number(int rank) const { return rank; }
   // Why nothing more can come from this rank, without having said so; empty while it may.
   virtual std::string loss(int rank) const = 0;
   // Why the whole job cannot go on; asked when `alarm` is set, or null.

@@ -165,20 +165,29 @@ TEST_F(MembershipTest, ComesFromSlurm) {
   EXPECT_EQ(member->source, "Slurm");
 }
 
-TEST_F(MembershipTest, ComesFromMpirunWithACoordinator) {
+TEST_F(MembershipTest, ComesFromMpirun) {
   set("OMPI_COMM_WORLD_SIZE", "4");
   set("OMPI_COMM_WORLD_RANK", "3");
-  EXPECT_ERROR(InvalidArgumentError,
-               "started by mpirun with 4 ranks, but no address for the coordination service: set "
-               "TUTTI_COORDINATOR=HOST:PORT",
-               membership_from_environment());
+  auto member = membership_from_environment();
+  ASSERT_TRUE(member);
+  EXPECT_EQ(member->service, "");  // MPI will tell
+  EXPECT_FALSE(member->serves);
   set("TUTTI_COORDINATOR", "host:7");
-  const auto member = membership_from_environment();
+  member = membership_from_environment();
   ASSERT_TRUE(member);
   EXPECT_THAT(member->addresses, ElementsAre("rank 0", "rank 1", "rank 2", "rank 3"));
   EXPECT_EQ(member->rank, 3);
   EXPECT_EQ(member->service, "host:7");
   EXPECT_EQ(member->source, "Open MPI");
+}
+
+TEST_F(MembershipTest, RefusesLoopbackBesideOtherAddresses) {
+  const ClusterSpec mixed({{"worker", {"10.0.0.1:5000", "127.0.0.1:5000"}}});
+  EXPECT_ERROR(InvalidArgumentError,
+               "the cluster has rank 1 at 127.0.0.1:5000 and rank 0 at 10.0.0.1:5000: "
+               "127.0.0.1:5000 is reached from its own host only; give every rank the address that "
+               "the other hosts know it by",
+               membership_from(mixed, "worker", 0));
 }
 
 TEST_F(MembershipTest, TakesTheFirstSourceThereIs) {

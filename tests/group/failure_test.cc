@@ -10,6 +10,7 @@ namespace tutti {
 namespace {
 
 using namespace testing;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 // Two sides of a disagreement: what rank 1 calls where the others call something else.
@@ -261,7 +262,9 @@ TEST_P(Absence, IsNoticedByEveryOperation) {
     const Groups ranks = std::get<0>(GetParam()).make(n);
     const Caught error = caught([&] { calls[cases[i].first](ranks[0], cases[i].second); });
     EXPECT_EQ(error.code, ErrorCode::deadline_exceeded) << i;
-    EXPECT_THAT(error.text, HasSubstr("waited 0.2 s for rank 1"));
+    // Where ranks 0 and 2 share a host, they meet before the others are missed.
+    EXPECT_THAT(error.text,
+                AnyOf(HasSubstr("waited 0.2 s for rank 1"), HasSubstr("waited 0.2 s for rank 2")));
   });
 }
 

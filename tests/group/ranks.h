@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "group/hosts.h"
 #include "group/secluded.h"
 
 namespace tutti::testing {
@@ -75,7 +76,8 @@ inline void expect_everywhere(const std::vector<Caught>& all, ErrorCode code,
   }
 }
 
-// Where ranks live: they reach all of each other's memory, or only what the group has allocated.
+// Where ranks live: they reach all of each other's memory, or only what the group has allocated, or
+// none, since each is on a host of its own, or on one of two hosts in turn.
 struct World {
   const char* name;
   Groups (*make)(int);
@@ -83,9 +85,11 @@ struct World {
 inline constexpr World kWorlds[] = {
     {"InProcess", [](int n) { return Group::in_process(n); }},
     {"Secluded", [](int n) { return secluded(n); }},
+    {"Apart", [](int n) { return on_hosts(n, [](int r) { return r; }); }},
+    {"Dealt", [](int n) { return on_hosts(n, [](int r) { return r % 2; }); }},
 };
 
-// A fixture whose tests run for 1, 2, 3, 4 and 7 ranks in both worlds.
+// A fixture whose tests run for 1, 2, 3, 4 and 7 ranks in all worlds.
 class Ranks : public ::testing::TestWithParam<std::tuple<World, int>> {
  protected:
   const int n = std::get<1>(GetParam());

@@ -182,14 +182,14 @@ TEST(Groups, ServeTwoThreadsPerRankAtOnce) {
     on_ranks(first, [&](const Group& group) {
       second[size_t(group.rank())] = group.split(0, -group.rank());
     });
-    const int rounds = TUTTI_TEST_SANITIZED ? 200 : 1000;
+    const int rounds = TUTTI_TEST_SANITIZED ? 200 : 500;
     on_threads(8, [&](size_t i) {
       const Group& group = (i % 2 ? second : first)[i / 2];
       for (int round = 0; round < rounds; ++round) {
         // In different orders on the two.
         std::vector<int> data((round * (i % 2 ? 3 : 5)) % 7 == 0 ? 20'000 : 5, round);
         group.all_reduce(data, ReduceOp::SUM, kLong);
-        ASSERT_THAT(data, ::testing::Each(4 * round));
+        ASSERT_EQ(std::ranges::count(data, 4 * round), std::ssize(data));
         if (round % 16 == 0) group.barrier(kLong);
       }
     });

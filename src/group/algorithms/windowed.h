@@ -9,6 +9,8 @@
 
 namespace tutti::group {
 
+class Stream;
+
 class Windowed {
  public:
   Windowed(Window& window, const Reach& reach) : window_(window), reach_(reach) {}
@@ -20,8 +22,6 @@ class Windowed {
                          Patience patience);
 
  private:
-  class Stream;
-
   template <class Show, class Take>
   void in_chunks(size_t bytes, size_t chunk, const Show& show, const Take& take);
   void all_at_once(const Stream& stream);

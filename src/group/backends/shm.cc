@@ -19,12 +19,10 @@ namespace {
 
 using nlohmann::json;
 
-// What two processes must have in common to find each other's memory.
-std::string host() {
+std::string boot_id() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::error_code ignored;
-  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return boot;
 }
 
 using Cores = std::bitset<CPU_SETSIZE>;
@@ -41,7 +39,7 @@ Cores my_cores() {
 class Processes : public Reach, public Members {
  public:
   explicit Processes(const Neighbours& neighbours) : neighbours_(neighbours) {
-    const std::string here = host();
+    const std::string here = json::parse(neighbours.hellos[size_t(neighbours.rank)]).at("host");
     Cores cores;
     for (size_t r = 0; r < neighbours.hellos.size(); ++r) {
       const json hello = json::parse(neighbours.hellos[r]);
@@ -121,15 +119,20 @@ class Processes : public Reach, public Members {
 
 }  // namespace
 
-std::string shm_hello() {
+std::string this_host() {
+  std::error_code ignored;
+  return boot_id() + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+}
+
+std::string shm_hello(const std::string& host) {
   const Arena& arena = Arena::mine();
   json cores = json::array();
   const Cores mine = my_cores();
   for (size_t i = 0; i < mine.size(); ++i)
     if (mine[i]) cores.push_back(i);
-  return json{{"host", host()},        {"pid", getpid()},
-              {"fd", arena.fd()},      {"inode", inode_of(arena.fd())},
-              {"bytes", arena.size()}, {"cores", cores}}
+  return json{{"host", host},     {"machine", boot_id()},  {"pid", getpid()},
+              {"fd", arena.fd()}, {"bytes", arena.size()}, {"inode", inode_of(arena.fd())},
+              {"cores", cores}}
       .dump();
 }
 

@@ -9,8 +9,11 @@
 
 namespace tutti::group {
 
-// What a process tells the others, so that they can reach its memory.
-std::string shm_hello();
+// What a process tells the others, so that they can reach its memory: {"host", "machine", "cores",
+// ...}. Those with the same "host" can.
+std::string shm_hello(const std::string& host);
+// What the processes of one host have in common, and no others: the boot, and the process ids.
+std::string this_host();
 
 struct Neighbours {
   int rank;

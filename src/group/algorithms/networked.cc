@@ -1,0 +1,627 @@
+#include "group/algorithms/networked.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+
+#include "group/algorithms/stream.h"
+#include "group/tree.h"
+#include "kernels/reduce.h"
+
+namespace tutti::group {
+
+namespace {
+
+using detail::GroupCall;
+
+// What a rank sends to another at once, where it cannot be sent from where it lies.
+constexpr size_t kPart = 256 << 10;
+// The ranks of a host wait for their leader while that waits for others, which then speak first.
+constexpr std::chrono::nanoseconds kMorePatience = std::chrono::milliseconds(800);
+
+constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+}  // namespace
+
+Layout::Layout(const std::vector<std::string>& names, int r) : rank(r) {
+  std::map<std::string, int> known;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto [entry, is_new] = known.try_emplace(names[i], int(hosts.size()));
+    if (is_new) hosts.emplace_back();
+    host_of.push_back(entry->second);
+    hosts[size_t(entry->second)].push_back(int(i));
+  }
+}
+
+Networked::Networked(Wire& wire, const Layout& layout, Window* window, Staging staging)
+    : wire_(wire), layout_(layout), window_(window), staging_(staging) {
+  for (int r = 0; r < wire.size(); ++r)
+    if (r != wire.rank()) others_.push_back(r);
+  for (int h = 0; h < int(layout.hosts.size()); ++h)
+    if (h != layout.my_host()) leaders_.push_back(layout.leader(h));
+}
+
+// One reduction, seen from one rank. Those of a host that do not lead it meet the others in the
+// window, and never touch the wire.
+class Networked::Reducer {
+ public:
+  Reducer(Networked& all, const LeafReduction& reduction)
+      : wire_(all.wire_),
+        layout_(all.layout_),
+        window_(all.window_),
+        leaders_(all.leaders_),
+        op_(reduction.op),
+        stream_(reduction, all.wire_.rank(), all.wire_.size()),
+        hosts_(all.layout_.hosts.size()),
+        me_(size_t(all.layout_.my_host())),
+        leads_(all.layout_.leads()),
+        staging_(all.staging_),
+        own_(all.own_staging_),
+        received_(all.received_),
+        flight_(all.wire_) {
+    bool single = false;
+    size_t wide = 1;
+    for (const Piece& piece : reduction.pieces) {
+      single |= !has_partials(op_, piece.dtype);
+      wide = std::max(wide, size_of(partial_dtype(op_, piece.dtype)) / size_of(piece.dtype));
+    }
+    size_t values = 1;  // bytes of values per byte of the stream, of any host
+    for (size_t h = 0; h < hosts_; ++h) {
+      subtrees_.push_back(largest_subtrees(
+          stream_.leaves(),
+          [&](size_t leaf) { return layout_.host_of[size_t(stream_.owner(leaf))] == int(h); },
+          single));
+      size_t here = 0;
+      for (const Subtree& subtree : subtrees_[h]) here += subtree.leaves == 1 ? 1 : wide;
+      values = std::max(values, here);
+    }
+    for (size_t h = 0; h < hosts_; ++h)
+      for (size_t i = 0; i < subtrees_[h].size(); ++i) order_.push_back({subtrees_[h][i], h, i});
+    std::ranges::sort(order_, {}, [](const Value& value) { return value.subtree.first; });
+    for (const Value& value : order_) all_.push_back(value.subtree);
+
+    small_ = stream_.bytes() * std::max(values, stream_.most_leaves()) <= kSmallMessage;
+    // Each host may as well do all of the sum where that takes no more bytes, or few.
+    whole_ =
+        small_ || (hosts_ == 2 && values == 1) || (hosts_ <= 4 && stream_.bytes() <= kPart / 4);
+    const bool shared =
+        std::ranges::any_of(layout_.hosts, [](const auto& ranks) { return ranks.size() > 1; });
+    slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
+    const size_t most = std::max({values, stream_.most_leaves(), stream_.widest()});
+    block_ = std::max(slot_ / most / kAlign, size_t{1}) * kAlign;
+  }
+
+  void run() {
+    if (small_) return all_at_once();
+    const size_t rounds = (stream_.bytes() + block_ - 1) / block_;
+    for (size_t i = 0; i < rounds + 3; ++i) {
+      if (window_) {
+        if (i < rounds) show(i);
+        window_->meet();
+        if (i >= 3) take_results(i - 3);
+        if (i < rounds) {
+          make_values(i, layout_.neighbours());
+          window_->meet();
+        }
+      } else if (i < rounds) {
+        make_values(i, layout_.neighbours());
+      }
+      if (!leads_) continue;
+      if (i < rounds) post(i);
+      if (i == 0) greetings_->finish();
+      if (i >= 1 && i - 1 < rounds) finish(i - 1);
+      if (i >= 2 && i - 2 < rounds) {
+        wait_for(i - 2);
+        if (!window_) take_results(i - 2);
+      }
+    }
+    if (leads_) flight_.wait_all();
+  }
+
+ private:
+  // Blocks under way beyond which a rank does not go, in bytes.
+  static constexpr size_t kMostStaged = 4 << 20;
+
+  struct Value {
+    Subtree subtree;
+    size_t host, index;
+  };
+  struct Range {
+    size_t begin, end;
+    bool empty() const { return begin == end; }
+  };
+  // The numbers of a block's messages in the flight.
+  struct Round {
+    std::vector<size_t> values, results, sent;
+  };
+
+  Range block(size_t i) const { return {i * block_, std::min(stream_.bytes(), (i + 1) * block_)}; }
+  Range shard(size_t i, size_t host) const {
+    const Range all = block(i);
+    if (whole_) return all;
+    const size_t share = rounded_up((all.end - all.begin + hosts_ - 1) / hosts_);
+    return {std::min(all.end, all.begin + host * share),
+            std::min(all.end, all.begin + (host + 1) * share)};
+  }
+  size_t width(const Subtree& subtree, DType dtype) const {
+    return size_of(subtree.leaves == 1 ? dtype : partial_dtype(op_, dtype));
+  }
+
+  // A message of values: the subtrees of a host one after the other, each of all parts in a range.
+  // f(index of the subtree, part, where it begins). Returns where the last one ends.
+  template <class F>
+  size_t for_each_value(size_t host, Range range, const F& f) const {
+    size_t end = 0;
+    for (size_t i = 0; i < subtrees_[host].size(); ++i)
+      stream_.for_each_part(range.begin, range.end, [&](const Stream::Part& part) {
+        const size_t at = padded(end);
+        f(i, part, at);
+        end = at + size_t(part.count()) * width(subtrees_[host][i], part.piece.dtype);
+      });
+    return end;
+  }
+  size_t value_bytes(size_t host, Range range) const {
+    return for_each_value(host, range, [](size_t, const Stream::Part&, size_t) {});
+  }
+  template <class F>
+  size_t for_each_result(Range range, const F& f) const {
+    size_t end = 0;
+    stream_.for_each_part(range.begin, range.end, [&](const Stream::Part& part) {
+      const size_t at = padded(end);
+      f(part, at);
+      end = at + part.result_bytes(op_);
+    });
+    return end;
+  }
+  size_t result_bytes(Range range) const {
+    return for_each_result(range, [](const Stream::Part&, size_t) {});
+  }
+  std::optional<Stream::Part> only_part(Range range) const {
+    std::optional<Stream::Part> only;
+    size_t parts = 0;
+    stream_.for_each_part(range.begin, range.end, [&](const Stream::Part& part) {
+      if (parts++ == 0) only.emplace(part);
+    });
+    return parts == 1 ? std::move(only) : std::nullopt;
+  }
+
+  TreeSum& sum_of(DType dtype) {
+    const auto found = sums_.find(dtype);
+    return found != sums_.end()
+               ? found->second
+               : sums_.try_emplace(dtype, op_, dtype, stream_.leaves()).first->second;
+  }
+
+  // Memory of the leader: the values and results of each block under way.
+  std::byte* staged_values(size_t i) { return staging().subtrees + i % kBlocks * slot_; }
+  std::byte* staged_results(size_t i) { return staging().results + i % kBlocks * slot_; }
+  Staging& staging() {
+    if (!staging_.subtrees) {
+      std::byte* const memory = own_.at_least(2 * kBlocks * slot_);
+      staging_ = {memory, memory + kBlocks * slot_};
+    }
+    return staging_;
+  }
+
+  void show(size_t i) {
+    const Range range = block(i);
+    stream_.copy_leaves(range.begin, range.end, window_->mine(kArea), block_, range.begin);
+  }
+
+  // A leaf's data in this process's reach: its own, or what is shown in the window.
+  const std::byte* leaf_at(size_t leaf, const Stream::Part& part, size_t base, size_t stride,
+                           size_t shown) const {
+    if (!window_) return bytes_of(part.piece.inputs[stream_.place(leaf)]) + part.first;
+    const int neighbour = neighbour_of(stream_.owner(leaf));
+    return window_->shown(neighbour, shown) + stream_.place(leaf) * stride + (part.at - base);
+  }
+  int neighbour_of(int rank) const {
+    return int(std::ranges::find(layout_.neighbours(), rank) - layout_.neighbours().begin());
+  }
+
+  // Whether the only value of a range is this rank's own data, as it lies.
+  bool lies_ready(Range range) const {
+    return !window_ && subtrees_[me_].size() == 1 && subtrees_[me_][0].leaves == 1 &&
+           only_part(range).has_value();
+  }
+  const std::byte* ready_value(Range range) const {
+    const auto part = only_part(range);
+    return leaf_at(subtrees_[me_][0].first, *part, 0, 0, 0);
+  }
+
+  // The values of this host, for all shards of a block: this rank's share of the work.
+  void make_values(size_t i, const std::vector<int>& workers) {
+    const Range all = block(i);
+    size_t at = 0;
+    for (size_t h = 0; h < (whole_ ? 1 : hosts_); ++h) {
+      const Range range = shard(i, h);
+      if (lies_ready(range)) continue;
+      const size_t share =
+          rounded_up((range.end - range.begin + workers.size() - 1) / workers.size());
+      const size_t me = size_t(neighbour_of(wire_.rank()));
+      const Range mine{std::min(range.end, range.begin + me * share),
+                       std::min(range.end, range.begin + (me + 1) * share)};
+      at += padded(make_values(range, mine, staged_values(i) + at, all.begin, block_, kArea));
+    }
+  }
+
+  // Those of `mine`, into a message of the values of `range`.
+  size_t make_values(Range range, Range mine, std::byte* to, size_t base, size_t stride,
+                     size_t shown) {
+    return for_each_value(me_, range, [&](size_t index, const Stream::Part& part, size_t at) {
+      const size_t begin = std::max(part.at, mine.begin);
+      const size_t end = std::min(part.at + part.bytes, mine.end);
+      if (begin >= end) return;
+      const Subtree& subtree = subtrees_[me_][index];
+      const size_t each = size_of(part.piece.dtype);
+      inputs_.clear();
+      for (size_t leaf = subtree.first; leaf < subtree.first + subtree.leaves; ++leaf)
+        inputs_.push_back(leaf_at(leaf, part, base, stride, shown) + (begin - part.at));
+      sum_of(part.piece.dtype)
+          .partial(inputs_, to + at + (begin - part.at) / each * width(subtree, part.piece.dtype),
+                   int64_t((end - begin) / each));
+    });
+  }
+
+  // The values of this host for a shard, where they are ready.
+  const std::byte* values_for(size_t i, size_t host) {
+    const Range range = shard(i, host);
+    if (lies_ready(range)) return ready_value(range);
+    size_t at = 0;
+    for (size_t h = 0; h < host && !whole_; ++h)
+      if (!lies_ready(shard(i, h))) at += padded(value_bytes(me_, shard(i, h)));
+    return staged_values(i) + at;
+  }
+
+  // Where the result of a shard goes: to the output itself, or into the staging.
+  std::byte* result_at(size_t i, size_t host) {
+    const Range range = shard(i, host);
+    if (!window_)
+      if (const auto part = only_part(range); part && !part->piece.outputs.empty())
+        return bytes_of(part->piece.outputs[0]) + part->result_at(op_);
+    size_t at = 0;
+    for (size_t h = 0; h < host && !whole_; ++h) at += padded(result_bytes(shard(i, h)));
+    return staged_results(i) + at;
+  }
+
+  void post(size_t i) {
+    Round& round = rounds_[i % kBlocks];
+    round = {};
+    size_t at = 0;
+    for (const int leader : leaders_)
+      at += padded(value_bytes(size_t(layout_.host_of[size_t(leader)]), shard(i, me_)));
+    std::byte* const received = received_[i % kBlocks].at_least(at);
+    at = 0;
+    for (const int leader : leaders_) {
+      const size_t host = size_t(layout_.host_of[size_t(leader)]);
+      if (const size_t bytes = value_bytes(host, shard(i, me_))) {
+        round.values.push_back(flight_.receive(leader, Lane::data, received + at, bytes));
+        at += padded(bytes);
+      }
+      if (const size_t bytes = result_bytes(shard(i, host)); bytes && !whole_)
+        round.results.push_back(flight_.receive(leader, Lane::results, result_at(i, host), bytes));
+    }
+    if (i == 0) greetings_.emplace(wire_, leaders_);
+    for (const int leader : leaders_) {
+      const size_t host = size_t(layout_.host_of[size_t(leader)]);
+      if (const size_t bytes = value_bytes(me_, shard(i, host)))
+        round.sent.push_back(flight_.send(leader, Lane::data, values_for(i, host), bytes));
+    }
+  }
+
+  // The sum of this host's shard, for all.
+  void finish(size_t i) {
+    Round& round = rounds_[i % kBlocks];
+    for (const size_t number : round.values) flight_.wait(number);
+    const Range range = shard(i, me_);
+    if (range.empty()) return;
+    std::byte* const result = result_at(i, me_);
+    // What is sent from where the result goes must be gone.
+    if (whole_ && lies_ready(range))
+      for (const size_t number : round.sent) flight_.wait(number);
+    std::vector<const std::byte*> from(hosts_);
+    from[me_] = values_for(i, me_);
+    size_t at = 0;
+    for (const int leader : leaders_) {
+      const size_t host = size_t(layout_.host_of[size_t(leader)]);
+      from[host] = received_[i % kBlocks].at_least(0) + at;
+      at += padded(value_bytes(host, range));
+    }
+    combine(range, from, result);
+    if (whole_) return;
+    for (const int leader : leaders_)
+      round.sent.push_back(flight_.send(leader, Lane::results, result, result_bytes(range)));
+  }
+
+  void combine(Range range, const std::vector<const std::byte*>& from, std::byte* result) {
+    // Where each value of each part begins, in the order of the leaves.
+    std::vector<std::vector<std::vector<const std::byte*>>> places(hosts_);
+    for (size_t h = 0; h < hosts_; ++h) {
+      places[h].resize(subtrees_[h].size());
+      for_each_value(h, range, [&](size_t index, const Stream::Part&, size_t at) {
+        places[h][index].push_back(from[h] + at);
+      });
+    }
+    size_t number = 0;
+    for_each_result(range, [&](const Stream::Part& part, size_t at) {
+      inputs_.clear();
+      for (const Value& value : order_) inputs_.push_back(places[value.host][value.index][number]);
+      void* const output = result + at;
+      sum_of(part.piece.dtype).finish(all_, inputs_, {&output, 1}, part.count());
+      ++number;
+    });
+  }
+
+  void wait_for(size_t i) {
+    for (const size_t number : rounds_[i % kBlocks].results) flight_.wait(number);
+    for (const size_t number : rounds_[i % kBlocks].sent) flight_.wait(number);
+  }
+
+  void take_results(size_t i) {
+    for (size_t h = 0; h < (whole_ ? 1 : hosts_); ++h) take_results(shard(i, h), result_at(i, h));
+  }
+  void take_results(Range range, const std::byte* from) {
+    for_each_result(range, [&](const Stream::Part& part, size_t at) {
+      for (void* output : part.piece.outputs)
+        copy_bytes(bytes_of(output) + part.result_at(op_), from + at, part.result_bytes(op_));
+    });
+  }
+
+  void all_at_once() {
+    const Range range{0, stream_.bytes()};
+    const size_t shown = range.end * stream_.most_leaves(), results = result_bytes(range);
+    if (window_) {
+      stream_.copy_leaves(0, range.end, window_->mine(shown), range.end, 0);
+      window_->meet();
+    }
+    std::byte* const result = window_ ? window_->mine(results) : small_result();
+    if (leads_) {
+      alignas(kLine) std::byte values[kSmallMessage];
+      const size_t bytes = make_values(range, range, values, 0, range.end, shown);
+      wire_.meet(leaders_, [&](int, std::byte* to) {
+        std::memcpy(to, values, bytes);
+        return bytes;
+      });
+      std::vector<const std::byte*> from(hosts_);
+      from[me_] = values;
+      for (const int leader : leaders_)
+        from[size_t(layout_.host_of[size_t(leader)])] = wire_.told(leader);
+      combine(range, from, result);
+    }
+    if (window_) window_->meet();
+    take_results(range, window_ ? window_->shown(0, results) : result);
+  }
+  std::byte* small_result() {
+    small_memory_.resize(result_bytes({0, stream_.bytes()}));
+    return small_memory_.data();
+  }
+
+  Wire& wire_;
+  const Layout& layout_;
+  Window* const window_;
+  const std::vector<int>& leaders_;
+  const ReduceOp op_;
+  const Stream stream_;
+  const size_t hosts_, me_;
+  const bool leads_;
+  Staging staging_;
+  Scratch& own_;
+  std::array<Scratch, kBlocks>& received_;  // values of the others
+  size_t slot_, block_;
+  bool small_, whole_;
+  std::vector<std::vector<Subtree>> subtrees_;  // by host
+  std::vector<Value> order_;                    // of all hosts
+  std::vector<Subtree> all_;
+  std::map<DType, TreeSum> sums_;
+  std::vector<const void*> inputs_;
+  std::vector<std::byte> small_memory_;
+  std::array<Round, kBlocks> rounds_;
+  std::optional<Wire::Greetings> greetings_;
+  Wire::Flight flight_;  // ends before the memory that it works on
+};
+
+void Networked::all_reduce(const Description& what, const LeafReduction& reduction,
+                           Patience patience) {
+  begin(what, patience);
+  Reducer(*this, reduction).run();
+}
+
+void Networked::begin(const Description& what, Patience patience) {
+  wire_.begin(what, patience);
+  if (!window_) return;
+  if (!layout_.leads()) patience.slack = kMorePatience;
+  window_->begin(what, patience);
+}
+
+void Networked::run(const Description& what, const GroupCall& call, Patience patience) {
+  if (what.kind == Collective::send) return wire_.send(what, call.in, call.tag, patience);
+  if (what.kind == Collective::recv) return wire_.recv(what, call.out, call.tag, patience);
+  const int me = wire_.rank(), n = wire_.size(), root = call.root;
+  if (what.kind == Collective::all_reduce || what.kind == Collective::reduce) {
+    const void* const in = call.in.data;
+    void* const out = call.out.data;
+    const bool wanted = what.kind == Collective::all_reduce || me == root;
+    const Piece piece{{&in, 1}, {&out, size_t(wanted ? 1 : 0)}, call.in.count, call.in.dtype};
+    std::vector<int> owners(static_cast<size_t>(n));
+    for (int r = 0; r < n; ++r) owners[size_t(r)] = r;
+    return all_reduce(what, {{&piece, 1}, owners, call.op}, patience);
+  }
+
+  begin(what, patience);
+  const size_t in_bytes = size_in_bytes(call.in), out_bytes = size_in_bytes(call.out);
+  const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
+  std::byte* const out = bytes_of(call.out.data);
+  // What goes to each of `to`, from part(peer), and comes from each of `from`, to place(peer):
+  // `bytes` each.
+  const auto exchange = [&](size_t bytes, const std::vector<int>& to, const auto& part,
+                            const std::vector<int>& from, const auto& place) {
+    if (bytes <= kSmallMessage) {
+      wire_.meet(others_, [&](int peer, std::byte* memory) -> size_t {
+        if (std::ranges::find(to, peer) == to.end()) return 0;
+        copy_bytes(memory, part(peer), bytes);
+        return bytes;
+      });
+      for (const int peer : from) copy_bytes(place(peer), wire_.told(peer), bytes);
+      return;
+    }
+    wire_.meet(others_);
+    Wire::Flight flight(wire_);
+    for (const int peer : from) flight.receive(peer, Lane::data, place(peer), bytes);
+    for (const int peer : to) flight.send(peer, Lane::data, part(peer), bytes);
+    flight.wait_all();
+  };
+  const std::vector<int> nobody, the_root{root};
+  const auto& all = others_;
+  switch (what.kind) {
+    case Collective::barrier: wire_.meet(others_); break;
+    case Collective::broadcast:
+      if (out_bytes > kSmallMessage && n > 2) {
+        broadcast(out, out_bytes, root);
+        break;
+      }
+      exchange(
+          out_bytes, me == root ? all : nobody, [&](int) { return out; },
+          me == root ? nobody : the_root, [&](int) { return out; });
+      break;
+    case Collective::all_gather:
+    case Collective::split:
+    case Collective::gather: {
+      const bool gather = what.kind == Collective::gather;
+      const auto place = [&](int peer) { return out + size_t(peer) * in_bytes; };
+      exchange(
+          in_bytes,
+          !gather      ? all
+          : me == root ? nobody
+                       : the_root,
+          [&](int) { return in; }, gather && me != root ? nobody : all, place);
+      if (!gather || me == root) copy_bytes(place(me), in, in_bytes);
+      break;
+    }
+    case Collective::scatter: {
+      const auto part = [&](int peer) { return in + size_t(peer) * out_bytes; };
+      exchange(out_bytes, me == root ? all : nobody, part, me == root ? nobody : the_root,
+               [&](int) { return out; });
+      if (me == root) copy_bytes(out, part(me), out_bytes);
+      break;
+    }
+    case Collective::all_to_all: {
+      const size_t bytes = in_bytes / size_t(n);
+      std::vector<std::byte> copy;
+      if (in == out) copy.assign(in, in + in_bytes);
+      const std::byte* const source = copy.empty() ? in : copy.data();
+      const auto part = [&](int peer) { return source + size_t(peer) * bytes; };
+      const auto place = [&](int peer) { return out + size_t(peer) * bytes; };
+      exchange(bytes, all, part, all, place);
+      copy_bytes(place(me), part(me), bytes);
+      break;
+    }
+    case Collective::reduce_scatter: reduce_scatter(call); break;
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::send:
+    case Collective::recv: break;
+  }
+}
+
+// Each rank gets a part of it from the root, and passes it on to all.
+void Networked::broadcast(std::byte* data, size_t bytes, int root) {
+  const int me = wire_.rank(), n = wire_.size();
+  wire_.meet(others_);
+  const size_t share = rounded_up((bytes + size_t(n) - 2) / size_t(n - 1));
+  const auto part = [&](int rank) {
+    const size_t index = size_t(rank < root ? rank : rank - 1);
+    const size_t begin = std::min(bytes, index * share);
+    return std::pair(data + begin, std::min(bytes, begin + share) - begin);
+  };
+  Wire::Flight flight(wire_);
+  if (me == root) {
+    for (const int peer : others_)
+      if (const auto [at, size] = part(peer); size) flight.send(peer, Lane::data, at, size);
+  } else {
+    const auto [mine, size] = part(me);
+    const size_t first = size ? flight.receive(root, Lane::data, mine, size) : 0;
+    for (const int peer : others_)
+      if (const auto [at, theirs] = part(peer); peer != root && theirs)
+        flight.receive(peer, Lane::results, at, theirs);
+    if (size) {
+      flight.wait(first);
+      for (const int peer : others_)
+        if (peer != root) flight.send(peer, Lane::results, mine, size);
+    }
+  }
+  flight.wait_all();
+}
+
+// Part by part: the next one travels while this one is summed.
+void Networked::reduce_scatter(const GroupCall& call) {
+  const size_t n = size_t(wire_.size()), me = size_t(wire_.rank());
+  const size_t bytes = size_in_bytes(call.in) / n, each = size_of(call.in.dtype);
+  const auto* const in = bytes_of(static_cast<const void*>(call.in.data));
+  auto* const out = bytes_of(call.out.data);
+  std::vector<const void*> inputs(n);
+  const auto combine = [&](size_t at, size_t now, const auto& theirs) {
+    for (size_t r = 0; r < n; ++r) inputs[r] = r == me ? in + me * bytes + at : theirs(r);
+    void* const output = out + at / each * size_of(call.out.dtype);
+    kernels::reduce_here({.inputs = inputs,
+                          .outputs = {&output, 1},
+                          .count = int64_t(now / each),
+                          .dtype = call.in.dtype,
+                          .op = call.op,
+                          .divisor = int64_t(n)},
+                         false);
+  };
+  if (bytes <= kSmallMessage) {
+    wire_.meet(others_, [&](int peer, std::byte* memory) {
+      copy_bytes(memory, in + size_t(peer) * bytes, bytes);
+      return bytes;
+    });
+    return combine(0, bytes, [&](size_t r) { return wire_.told(int(r)); });
+  }
+  wire_.meet(others_);
+  std::vector<std::byte> memory[2];
+  std::vector<size_t> posted[2];
+  Wire::Flight flight(wire_);
+  const size_t parts = (bytes + kPart - 1) / kPart;
+  for (size_t i = 0; i < parts + 1; ++i) {
+    if (i < parts) {
+      const size_t at = i * kPart, now = std::min(kPart, bytes - at);
+      memory[i % 2].resize(n * kPart);
+      posted[i % 2].clear();
+      for (const int peer : others_)
+        posted[i % 2].push_back(
+            flight.receive(peer, Lane::data, memory[i % 2].data() + size_t(peer) * kPart, now));
+      for (const int peer : others_)
+        flight.send(peer, Lane::data, in + size_t(peer) * bytes + at, now);
+    }
+    if (i == 0) continue;
+    const size_t at = (i - 1) * kPart;
+    for (const size_t number : posted[(i - 1) % 2]) flight.wait(number);
+    combine(at, std::min(kPart, bytes - at),
+            [&](size_t r) { return memory[(i - 1) % 2].data() + r * kPart; });
+  }
+  flight.wait_all();
+}
+
+void Networked::all_gather_uneven(const Description& what, const detail::Memory& in,
+                                  const detail::Memory& out, std::span<const int64_t> counts,
+                                  Patience patience) {
+  begin(what, patience);
+  wire_.meet(others_);
+  const size_t each = size_of(in.dtype);
+  Wire::Flight flight(wire_);
+  std::byte* to = bytes_of(out.data);
+  for (int r = 0; r < wire_.size(); ++r) {
+    const size_t bytes = size_t(counts[size_t(r)]) * each;
+    if (r == wire_.rank())
+      copy_bytes(to, in.data, bytes);
+    else if (bytes)
+      flight.receive(r, Lane::data, to, bytes);
+    to += bytes;
+  }
+  if (const size_t bytes = size_in_bytes(in))
+    for (const int peer : others_) flight.send(peer, Lane::data, in.data, bytes);
+  flight.wait_all();
+}
+
+}  // namespace tutti::group

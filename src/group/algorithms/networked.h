@@ -1,0 +1,83 @@
+// The collectives between hosts.
+//
+// What is small travels with the greetings, in one hop. A large reduction is cut into blocks, and a
+// block into a shard for each host: every host sends the subtrees that its ranks hold of a shard to
+// that shard's host, which finishes the sum and sends the result to all. Blocks overlap, so that
+// some travel while others are summed. Within a host a window is between its ranks and the first of
+// them, which speaks for all.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "group/reach.h"
+#include "group/window.h"
+#include "group/wire.h"
+
+namespace tutti::group {
+
+// Where the ranks of a group are.
+struct Layout {
+  std::vector<int> host_of;             // by rank
+  std::vector<std::vector<int>> hosts;  // the ranks of each, in their order
+  int rank;
+
+  // `names`: of the hosts, by rank. Hosts count in the order of their first ranks.
+  Layout(const std::vector<std::string>& names, int rank);
+
+  int my_host() const { return host_of[size_t(rank)]; }
+  int leader(int host) const { return hosts[size_t(host)][0]; }
+  bool leads() const { return leader(my_host()) == rank; }
+  const std::vector<int>& neighbours() const { return hosts[size_t(my_host())]; }
+};
+
+// What the ranks of a host share besides their window: their leader's memory for blocks on their
+// way. kBlocks of each.
+struct Staging {
+  std::byte* subtrees = nullptr;
+  std::byte* results = nullptr;
+};
+constexpr size_t kBlocks = 4;
+
+class Networked {
+ public:
+  // `window`: of the ranks on this host, null where this is the only one; so is `staging`.
+  Networked(Wire& wire, const Layout& layout, Window* window, Staging staging);
+
+  void run(const Description& what, const detail::GroupCall& call, Patience patience);
+  void all_reduce(const Description& what, const LeafReduction& reduction, Patience patience);
+  void all_gather_uneven(const Description& what, const detail::Memory& in,
+                         const detail::Memory& out, std::span<const int64_t> counts,
+                         Patience patience);
+
+ private:
+  class Reducer;
+  // Memory that is kept from one operation to the next. Only what is used of it is ever touched.
+  class Scratch {
+   public:
+    std::byte* at_least(size_t bytes) {
+      if (bytes > bytes_) memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes_ = bytes);
+      return memory_.get();
+    }
+
+   private:
+    std::unique_ptr<std::byte[]> memory_;
+    size_t bytes_ = 0;
+  };
+
+  void begin(const Description& what, Patience patience);
+  void broadcast(std::byte* data, size_t bytes, int root);
+  void reduce_scatter(const detail::GroupCall& call);
+
+  Wire& wire_;
+  const Layout& layout_;
+  Window* const window_;
+  Staging staging_;
+  Scratch own_staging_;  // where no window is
+  std::array<Scratch, kBlocks> received_;
+  std::vector<int> others_;   // all ranks but this
+  std::vector<int> leaders_;  // of the other hosts
+};
+
+}  // namespace tutti::group

@@ -1,0 +1,64 @@
+#include "group/interfaces.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+
+#include <cstring>
+#include <memory>
+
+namespace tutti::group {
+
+namespace {
+
+using Interfaces = std::unique_ptr<ifaddrs, decltype(&freeifaddrs)>;
+
+Interfaces interfaces_of_this_machine() {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) first = nullptr;
+  return {first, freeifaddrs};
+}
+
+bool same_host(const sockaddr* a, const sockaddr* b) {
+  if (a->sa_family != b->sa_family) return false;
+  if (a->sa_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
+  return a->sa_family == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
+}
+
+}  // namespace
+
+std::string interface_of(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return {};
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, freeaddrinfo);
+  const Interfaces all = interfaces_of_this_machine();
+  for (const addrinfo* a = found; a; a = a->ai_next)
+    for (const ifaddrs* i = all.get(); i; i = i->ifa_next)
+      if (i->ifa_addr && same_host(i->ifa_addr, a->ai_addr)) return i->ifa_name;
+  return {};
+}
+
+std::string outside_address(const std::string& interfaces) {
+  const Interfaces all = interfaces_of_this_machine();
+  const std::string wanted = "," + interfaces + ",";
+  for (const ifaddrs* i = all.get(); i; i = i->ifa_next) {
+    if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET) continue;
+    if (!(i->ifa_flags & IFF_UP) || i->ifa_flags & IFF_LOOPBACK) continue;
+    if (!interfaces.empty() && wanted.find("," + std::string(i->ifa_name) + ",") == wanted.npos)
+      continue;
+    char text[INET_ADDRSTRLEN];
+    const auto* const address = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
+    if (inet_ntop(AF_INET, &address->sin_addr, text, sizeof(text))) return text;
+  }
+  return {};
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,16 @@
+// The network interfaces of this machine.
+#pragma once
+
+#include <string>
+
+namespace tutti::group {
+
+// The interface that has the host of "HOST:PORT": "eth0". Empty where none of this machine's does,
+// or there is no such host.
+std::string interface_of(const std::string& address);
+
+// An address by which other hosts reach this one, without a port: of one of `interfaces` ("eth0,
+// eth1"), or of the first that is up and no loopback. Empty where there is none.
+std::string outside_address(const std::string& interfaces);
+
+}  // namespace tutti::group

@@ -1,0 +1,81 @@
+// What the groups of one process share on the way to other hosts: the transport, the numbers that
+// groups are known by, and the notices that go beside all operations.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "group/transport.h"
+
+namespace tutti::group {
+
+// Messages of different lanes do not wait for each other.
+enum class Lane : uint32_t { greeting, data, results, head, message, notice };
+
+class Network {
+ public:
+  // A word to all of a group: it has failed, or somebody leaves it.
+  struct Notice {
+    uint32_t group = 0;
+    uint32_t left = 0;  // else it has failed
+    ErrorCode code = ErrorCode::internal;
+    int32_t culprit = -1;  // a rank of the job
+    std::string text = {};
+  };
+  class Listener {
+   public:
+    virtual void hear(int from, const Notice& notice) = 0;  // `from` is a rank of the job
+
+   protected:
+    ~Listener() = default;
+  };
+
+  Network(std::unique_ptr<Transport> transport, int rank, int size);
+  ~Network();
+  Network(const Network&) = delete;
+
+  Transport& transport() { return *transport_; }
+  int rank() const { return rank_; }
+
+  static uint32_t tag(uint32_t group, Lane lane) { return group << 3 | uint32_t(lane); }
+  // A number that no other process of the job hands out.
+  uint32_t new_id();
+
+  // From now on, and what came before.
+  void add(uint32_t group, Listener* listener);
+  void remove(uint32_t group);
+
+  // One way.
+  void tell(int rank, const Notice& notice);
+  // Hands out what has come.
+  void listen();
+  // Hears nothing from now on.
+  void close();
+
+ private:
+  struct Letter;
+  void post_ear(size_t rank);
+
+  const std::unique_ptr<Transport> transport_;
+  const int rank_, size_;
+  std::mutex mutex_;
+  uint32_t ids_ = 0;
+  std::map<uint32_t, Listener*> listeners_;
+  struct Ear {
+    Transport::Message* message = nullptr;
+    std::unique_ptr<Letter> letter;
+  };
+  std::vector<Ear> ears_;  // by rank
+  std::list<std::pair<Transport::Message*, std::unique_ptr<Letter>>> outgoing_;
+  // Notices of groups that are not known here, or not yet.
+  std::deque<std::pair<int, Notice>> early_;
+};
+
+}  // namespace tutti::group

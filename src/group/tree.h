@@ -1,0 +1,89 @@
+// The tree of a reduction, cut where hosts meet.
+//
+// The leaves are summed as T(n) = T(p) op T(n - p), p the largest power of two below n. A host that
+// has all leaves of a subtree can send that subtree's value in their stead; so the result has the
+// same bits wherever the leaves are.
+#pragma once
+
+#include <tutti/dtype.h>
+#include <tutti/reduce_op.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tutti::group {
+
+// The leaves [first, first + leaves) of a reduction, which are a subtree. A single leaf has the
+// elements' own type; the value of several has that of `partial_dtype`.
+struct Subtree {
+  size_t first;
+  size_t leaves;
+
+  friend bool operator==(const Subtree&, const Subtree&) = default;
+};
+
+// The largest subtrees of the tree over `leaves` leaves that hold only leaves of which mine(leaf)
+// is true, in their order. With `single`, each leaf is one of its own.
+template <class Mine>
+std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single = false);
+
+// Sums cannot be cut into partial sums where there is no type that holds those exactly: the mean of
+// 64-bit integers.
+bool has_partials(ReduceOp op, DType dtype);
+DType partial_dtype(ReduceOp op, DType dtype);
+
+// Combines elements tile by tile, with memory of its own for what is in between. For one thread.
+class TreeSum {
+ public:
+  TreeSum(ReduceOp op, DType dtype, size_t leaves);
+
+  size_t bytes_per_element(const Subtree& subtree) const {
+    return size_of(subtree.leaves == 1 ? dtype_ : partial_);
+  }
+
+  // The value of a subtree from its leaves, in partial_dtype; for a single leaf, a copy of it.
+  void partial(std::span<const void* const> leaves, void* out, int64_t count);
+
+  // All outputs from the values of all subtrees, which together hold every leaf, in their order.
+  void finish(std::span<const Subtree> subtrees, std::span<const void* const> values,
+              std::span<void* const> outputs, int64_t count);
+
+ private:
+  struct Tile;
+  const void* value_of(const Tile& tile, size_t first, size_t leaves, size_t depth);
+  std::byte* scratch(size_t which);
+
+  const ReduceOp op_;
+  const DType dtype_, partial_, result_;
+  const size_t leaves_;
+  std::vector<std::vector<std::byte>> scratch_;
+  std::vector<const void*> inputs_, widened_;
+  std::vector<void*> outputs_;
+};
+
+// Implementation.
+
+size_t left_part(size_t leaves);  // the largest power of two below
+
+template <class Mine>
+std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single) {
+  std::vector<Subtree> found;
+  // Whether all of [first, first + n) are mine; those parts that are, are added where not all are.
+  const auto visit = [&](const auto& self, size_t first, size_t n) -> bool {
+    if (n == 1) return mine(first);
+    const size_t p = left_part(n);
+    const bool left = self(self, first, p);
+    const size_t between = found.size();
+    const bool right = self(self, first + p, n - p);
+    if (left && right && !single) return true;
+    if (left) found.insert(found.begin() + ptrdiff_t(between), {first, p});
+    if (right) found.push_back({first + p, n - p});
+    return false;
+  };
+  if (visit(visit, 0, leaves)) found.push_back({0, leaves});
+  return found;
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,292 @@
+// The module "ucx": a Transport over UCP's tagged messages.
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "base/module.h"
+#include "group/transport.h"
+
+namespace tutti::group {
+
+// UCX calls back; nothing may be thrown there.
+class Transport::Message {
+ public:
+  void* request;  // null: it failed before it began
+  int peer;
+  bool sending;
+};
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// What was sent to a rank that takes nothing any more is waited for this long, before the
+// connection is cut.
+constexpr milliseconds kPatience(200);
+
+void check(ucs_status_t status, const char* what) {
+  if (status != UCS_OK)
+    throw UnavailableError(fmt::format("ucx: {} failed: {}", what, ucs_status_string(status)));
+}
+
+// The context and the worker of this process.
+class Ucx {
+ public:
+  explicit Ucx(const std::string& devices) {
+    ucp_config_t* config = nullptr;
+    check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
+    if (!devices.empty()) {
+      const ucs_status_t status = ucp_config_modify(config, "NET_DEVICES", devices.c_str());
+      if (status != UCS_OK) {
+        ucp_config_release(config);
+        check(status, "setting NET_DEVICES");
+      }
+    }
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES;
+    params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
+    const ucs_status_t status = ucp_init(&params, config, &context_);
+    ucp_config_release(config);
+    if (status != UCS_OK)
+      throw UnavailableError(
+          fmt::format("ucx: ucp_init failed: {}; {}", ucs_status_string(status),
+                      devices.empty() ? "see ucx_info -d for what UCX finds"
+                                      : fmt::format("are the interfaces {} there?", devices)));
+    ucp_worker_params_t worker{};
+    worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    check(ucp_worker_create(context_, &worker, &worker_), "ucp_worker_create");
+    check(ucp_worker_get_efd(worker_, &events_), "ucp_worker_get_efd");
+    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  }
+  ~Ucx() {
+    if (wake_ >= 0) close(wake_);
+    if (worker_) ucp_worker_destroy(worker_);
+    if (context_) ucp_cleanup(context_);
+  }
+  Ucx(const Ucx&) = delete;
+
+  ucp_worker_h worker() const { return worker_; }
+  int events() const { return events_; }
+  int wake() const { return wake_; }
+
+ private:
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int events_ = -1, wake_ = -1;
+};
+
+class UcxTransport : public Transport {
+ public:
+  UcxTransport(std::shared_ptr<Ucx> ucx, const std::vector<std::string>& addresses, int rank)
+      : ucx_(std::move(ucx)), rank_(rank), peers_(addresses.size()) {
+    for (size_t r = 0; r < addresses.size(); ++r) {
+      if (int(r) == rank) continue;
+      ucp_ep_params_t params{};
+      params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                          UCP_EP_PARAM_FIELD_ERR_HANDLER;
+      params.address = reinterpret_cast<const ucp_address_t*>(addresses[r].data());
+      params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+      params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
+        static_cast<Peer*>(arg)->loss.store(ucs_status_string(status));
+      };
+      params.err_handler.arg = &peers_[r];
+      const ucs_status_t status = ucp_ep_create(ucx_->worker(), &params, &peers_[r].endpoint);
+      if (status != UCS_OK)
+        throw UnavailableError(fmt::format(
+            "ucx: rank {} cannot be reached from rank {}: {}; are their interfaces in one network? "
+            "TUTTI_INTERFACES names those to use",
+            r, rank, ucs_status_string(status)));
+    }
+  }
+
+  ~UcxTransport() override {
+    flush(milliseconds(0));
+    for (Peer& peer : peers_) close(peer, UCP_EP_CLOSE_MODE_FORCE);
+  }
+
+  const char* name() const override { return "ucx"; }
+
+  Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
+    std::lock_guard lock(mutex_);
+    const Peer& peer = peers_[size_t(to)];
+    const ucp_request_param_t params{};
+    void* const request =
+        peer.loss.load() || !peer.endpoint
+            ? UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET)
+            : ucp_tag_send_nbx(peer.endpoint, data, bytes, full(tag, rank_), &params);
+    return message(request, to, true);
+  }
+
+  Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
+    std::lock_guard lock(mutex_);
+    const ucp_request_param_t params{};
+    return message(
+        ucp_tag_recv_nbx(ucx_->worker(), data, bytes, full(tag, from), ~uint64_t{0}, &params), from,
+        false);
+  }
+
+  State test(Message* message) override {
+    if (!message) return State::over;
+    std::lock_guard lock(mutex_);
+    const ucs_status_t status =
+        message->request ? ucp_request_check_status(message->request) : UCS_ERR_CONNECTION_RESET;
+    // A receive from a rank that is lost stays posted for ever.
+    if (status == UCS_INPROGRESS) return State::under_way;
+    drop(message);
+    return status == UCS_OK ? State::over : State::failed;
+  }
+
+  bool is_under_way(const Message* message) override {
+    std::lock_guard lock(mutex_);
+    return message && message->request &&
+           ucp_request_check_status(message->request) == UCS_INPROGRESS;
+  }
+
+  bool cancel(Message* message) override {
+    if (!message) return true;
+    std::lock_guard lock(mutex_);
+    if (message->request) {
+      if (!message->sending) ucp_request_cancel(ucx_->worker(), message->request);
+      if (!progress_until_done(message)) {
+        // Its memory is wanted back, and nobody takes it: there is no other way.
+        Peer& peer = peers_[size_t(message->peer)];
+        peer.loss.store("it does not take what is sent to it");
+        close(peer, UCP_EP_CLOSE_MODE_FORCE);
+        progress_until_done(message);
+      }
+    }
+    drop(message);
+    return true;
+  }
+
+  void progress() override {
+    std::lock_guard lock(mutex_);
+    unsigned happened = 0;
+    while (const unsigned now = ucp_worker_progress(ucx_->worker())) {
+      happened += now;
+      if (happened > 64) break;
+    }
+    // Others may sleep for what this thread has just handled.
+    if (happened && sleepers_.load(std::memory_order_relaxed) > 0) {
+      const uint64_t one = 1;
+      [[maybe_unused]] const ssize_t written = write(ucx_->wake(), &one, sizeof(one));
+    }
+  }
+
+  void sleep(std::chrono::nanoseconds at_most) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (ucp_worker_arm(ucx_->worker()) != UCS_OK) return;  // something is there already
+    }
+    sleepers_.fetch_add(1);
+    pollfd files[] = {{ucx_->events(), POLLIN, 0}, {ucx_->wake(), POLLIN, 0}};
+    const timespec time{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
+    ppoll(files, 2, &time, nullptr);
+    sleepers_.fetch_sub(1);
+    uint64_t count;
+    if (files[1].revents & POLLIN) [[maybe_unused]]
+      const ssize_t taken = read(ucx_->wake(), &count, sizeof(count));
+  }
+
+  std::string loss(int rank) const override {
+    const char* const text = peers_[size_t(rank)].loss.load();
+    return text ? text : "";
+  }
+
+  void flush(std::chrono::nanoseconds at_most) override {
+    std::lock_guard lock(mutex_);
+    const ucp_request_param_t params{};
+    void* const request = ucp_worker_flush_nbx(ucx_->worker(), &params);
+    if (!UCS_PTR_IS_PTR(request)) return;
+    const auto until = Clock::now() + at_most;
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < until)
+      ucp_worker_progress(ucx_->worker());
+    ucp_request_free(request);
+  }
+
+ private:
+  struct Peer {
+    ucp_ep_h endpoint = nullptr;
+    std::atomic<const char*> loss{nullptr};
+  };
+
+  static uint64_t full(uint64_t tag, int from) { return tag << 32 | uint32_t(from); }
+
+  static Message* message(void* request, int peer, bool sending) {
+    if (request == nullptr) return nullptr;
+    if (UCS_PTR_IS_ERR(request)) request = nullptr;
+    return new Message{request, peer, sending};
+  }
+  static void drop(Message* message) {
+    if (message->request) ucp_request_free(message->request);
+    delete message;
+  }
+  bool progress_until_done(Message* message) {
+    const auto until = Clock::now() + kPatience;
+    while (ucp_request_check_status(message->request) == UCS_INPROGRESS) {
+      if (Clock::now() > until) return false;
+      ucp_worker_progress(ucx_->worker());
+    }
+    return true;
+  }
+  void close(Peer& peer, unsigned mode) {
+    if (!peer.endpoint) return;
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    params.flags = mode == UCP_EP_CLOSE_MODE_FORCE ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+    void* const request = ucp_ep_close_nbx(peer.endpoint, &params);
+    peer.endpoint = nullptr;
+    if (!UCS_PTR_IS_PTR(request)) return;
+    const auto until = Clock::now() + kPatience;
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < until)
+      ucp_worker_progress(ucx_->worker());
+    ucp_request_free(request);
+  }
+
+  const std::shared_ptr<Ucx> ucx_;
+  const int rank_;
+  std::vector<Peer> peers_;
+  std::mutex mutex_;  // UCX serves one thread at a time
+  std::atomic<int> sleepers_{0};
+};
+
+class UcxEndpoint : public UcxModule::Endpoint {
+ public:
+  explicit UcxEndpoint(const std::string& devices) : ucx_(std::make_shared<Ucx>(devices)) {}
+  std::string address() const override {
+    ucp_address_t* address = nullptr;
+    size_t bytes = 0;
+    check(ucp_worker_get_address(ucx_->worker(), &address, &bytes), "ucp_worker_get_address");
+    std::string text(reinterpret_cast<const char*>(address), bytes);
+    ucp_worker_release_address(ucx_->worker(), address);
+    return text;
+  }
+  std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank) override {
+    return std::make_unique<UcxTransport>(ucx_, addresses, rank);
+  }
+
+ private:
+  std::shared_ptr<Ucx> ucx_;
+};
+
+std::unique_ptr<UcxModule::Endpoint> open(const std::string& devices) {
+  return std::make_unique<UcxEndpoint>(devices);
+}
+
+constexpr UcxModule kInterface{open, ucp_get_version_string};
+constexpr base::Module kModule{TUTTI_VERSION, &kInterface};
+
+}  // namespace
+
+}  // namespace tutti::group
+
+extern "C" __attribute__((visibility("default"))) const tutti::base::Module* tutti_module() {
+  return &tutti::group::kModule;
+}

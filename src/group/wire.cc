@@ -1,0 +1,362 @@
+#include "group/wire.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/log.h"
+#include "base/spin.h"
+
+namespace tutti::group {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// How often somebody who waits looks whether all others are still there.
+constexpr nanoseconds kLook = milliseconds(20);
+// Who is nearer to the culprit speaks first: a rank on its host, or the one that it keeps waiting.
+constexpr nanoseconds kSlack = milliseconds(400);
+// A connection that breaks, or a rank that leaves, may be followed by the reason.
+constexpr nanoseconds kReason = milliseconds(300);
+// A message on its way gets so long to arrive from a rank that has left.
+constexpr nanoseconds kLast = milliseconds(500);
+
+constexpr size_t kData = 128;  // where a greeting's data begins
+
+}  // namespace
+
+struct Wire::Greeting {
+  uint64_t number;
+  uint64_t hash;
+  Description what;
+};
+
+// Before a message between two ranks.
+struct Wire::Head {
+  int64_t tag;
+  uint64_t bytes;
+  DType dtype;
+};
+
+Wire::Wire(WireGroup group, std::shared_ptr<Network> network,
+           std::shared_ptr<const Members> members, Window* window)
+    : group_(std::move(group)),
+      network_(std::move(network)),
+      transport_(network_->transport()),
+      members_(std::move(members)),
+      window_(window),
+      crowded_(members_->crowded()),
+      alarm_(members_->alarm()),
+      greetings_(std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() *
+                                                             (kData + kSmallMessage))),
+      left_(group_.ranks.size()),
+      heard_(group_.ranks.size()),
+      unclaimed_(group_.ranks.size()) {
+  static_assert(sizeof(Greeting) <= kData);
+  network_->add(group_.id, this);
+}
+
+Wire::~Wire() {
+  network_->remove(group_.id);
+  tell_all({.group = group_.id, .left = 1});
+  transport_.progress();
+}
+
+void Wire::tell_all(const Network::Notice& notice) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) network_->tell(outer(peer), notice);
+}
+
+void Wire::hear(int from, const Network::Notice& notice) {
+  const auto found = std::ranges::find(group_.ranks, from);
+  if (found == group_.ranks.end()) return;
+  std::lock_guard lock(mutex_);
+  if (notice.left) {
+    left_[size_t(found - group_.ranks.begin())] = Clock::now();
+  } else if (!poison_) {
+    poison_ = {notice.culprit, notice.code, notice.text};
+    poisoned_.store(true);
+    if (window_) window_->poison(notice.code, notice.text);
+  }
+}
+
+void Wire::begin(const Description& what, Patience patience) {
+  transport_.progress();
+  network_->listen();
+  check();
+  waiting_ = {patience};
+  what_ = what;
+  ++number_;
+  if (alarm_ && alarm_->load(std::memory_order_relaxed))
+    if (const auto failure = members_->failure())
+      fail(failure->code, fmt::format("{}: {}", described(what, number_), failure->text));
+}
+
+std::byte* Wire::greeting_to(int peer) const {
+  return greetings_.get() + 2 * size_t(peer) * (kData + kSmallMessage);
+}
+std::byte* Wire::greeting_from(int peer) const { return greeting_to(peer) + kData + kSmallMessage; }
+const std::byte* Wire::told(int peer) const { return greeting_from(peer) + kData; }
+std::byte* Wire::to_tell(int peer) const { return greeting_to(peer) + kData; }
+
+Wire::Greetings::Greetings(Wire& wire, std::span<const int> peers, std::span<const size_t> bytes)
+    : wire_(wire), peers_(peers), hash_(wire.what_.hash()), flight_(wire) {
+  const Greeting greeting{wire.number_, hash_, wire.what_};
+  for (const int peer : peers)
+    flight_.receive(peer, Lane::greeting, wire.greeting_from(peer), kData + kSmallMessage);
+  for (size_t i = 0; i < peers.size(); ++i) {
+    std::memcpy(wire.greeting_to(peers[i]), &greeting, sizeof(greeting));
+    flight_.send(peers[i], Lane::greeting, wire.greeting_to(peers[i]),
+                 kData + (bytes.empty() ? 0 : bytes[i]));
+  }
+}
+
+void Wire::Greetings::finish() {
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    flight_.wait(i);
+    Greeting theirs;
+    std::memcpy(&theirs, wire_.greeting_from(peers_[i]), sizeof(theirs));
+    wire_.heard_[size_t(peers_[i])].store(theirs.number);
+    if (theirs.hash != hash_ || theirs.number != wire_.number_) wire_.disagree(peers_[i]);
+  }
+  flight_.wait_all();
+}
+
+void Wire::disagree(int peer) {
+  Greeting theirs;
+  std::memcpy(&theirs, greeting_from(peer), sizeof(theirs));
+  const bool first = rank() < peer;
+  fail(ErrorCode::invalid_argument,
+       first ? disagreement(number_, name_of(rank()), what_, name_of(peer), theirs.what)
+             : disagreement(number_, name_of(peer), theirs.what, name_of(rank()), what_));
+}
+
+Wire::Flight::~Flight() {
+  // Only where something failed is there anything left. Its memory must not be touched afterwards.
+  for (Item& item : items_)
+    if (item.message) wire_.transport_.cancel(item.message);
+}
+
+size_t Wire::Flight::send(int peer, Lane lane, const void* data, size_t bytes) {
+  items_.push_back(
+      {wire_.transport_.send(wire_.outer(peer), wire_.tag(lane), data, bytes), peer, true});
+  return first_ + items_.size() - 1;
+}
+
+size_t Wire::Flight::receive(int peer, Lane lane, void* data, size_t bytes) {
+  items_.push_back(
+      {wire_.transport_.receive(wire_.outer(peer), wire_.tag(lane), data, bytes), peer, false});
+  return first_ + items_.size() - 1;
+}
+
+void Wire::Flight::wait(size_t number) {
+  if (number < first_) return;
+  Item& item = items_[number - first_];
+  if (item.message)
+    wire_.await(item.message, {item.peer, wire_.what_, wire_.number_, wire_.waiting_, this});
+  while (!items_.empty() && !items_.front().message) {
+    items_.pop_front();
+    ++first_;
+  }
+}
+
+void Wire::Flight::wait_all() {
+  while (!items_.empty()) wait(first_);
+}
+
+std::vector<int> Wire::Flight::pending() {
+  std::set<int> peers;
+  for (const Item& item : items_)
+    if (item.message && !item.sending && wire_.transport_.is_under_way(item.message))
+      peers.insert(item.peer);
+  return {peers.begin(), peers.end()};
+}
+
+void Wire::await(Transport::Message*& message, const Need& need) {
+  const auto over = [&] {
+    switch (transport_.test(message)) {
+      case Transport::State::under_way: return false;
+      case Transport::State::over: message = nullptr; return true;
+      case Transport::State::failed: break;
+    }
+    message = nullptr;
+    broken(need);
+  };
+  if (over()) return;
+  for (int i = crowded_ ? 20 : 200; i > 0; --i) {
+    transport_.progress();
+    if (over()) return;
+    if (crowded_) sched_yield();
+  }
+  Clock::time_point last = Clock::now();
+  if (!need.waiting.started) need.waiting.started = last;
+  while (true) {
+    transport_.sleep(kLook);
+    transport_.progress();
+    if (over()) return;
+    if (const auto now = Clock::now(); now - last >= kLook) {
+      look_around(need);
+      last = now;
+    }
+  }
+}
+
+void Wire::broken(const Need& need) {
+  // What the peer, or the job, has to say is worth more than a connection that broke.
+  const auto until = Clock::now() + kReason;
+  while (Clock::now() < until) {
+    transport_.sleep(kLook / 4);
+    transport_.progress();
+    network_->listen();
+    check();
+    if (const auto failure = members_->failure())
+      fail(failure->code, fmt::format("{}: {}", described(need.what, need.number), failure->text));
+  }
+  const std::string loss = transport_.loss(outer(need.peer));
+  fail(ErrorCode::unavailable,
+       fmt::format("{}: the connection to {} is lost{}; {}", described(need.what, need.number),
+                   name_of(need.peer), loss.empty() ? "" : " (" + loss + ")", progress(need.peer)));
+}
+
+void Wire::look_around(const Need& need) {
+  network_->listen();
+  check();
+  if (const auto failure = members_->failure())
+    fail(failure->code, fmt::format("{}: {}", described(need.what, need.number), failure->text));
+  const auto now = Clock::now();
+  {
+    std::unique_lock lock(mutex_);
+    if (const auto left = left_[size_t(need.peer)]; left && now - *left > kLast) {
+      lock.unlock();
+      fail(ErrorCode::unavailable,
+           fmt::format("{}: {} has left the group; {}", described(need.what, need.number),
+                       name_of(need.peer), progress(need.peer)));
+    }
+  }
+  if (!transport_.loss(outer(need.peer)).empty()) broken(need);
+  const Patience& patience = need.waiting.patience;
+  const nanoseconds waited = now - *need.waiting.started;
+  const auto missing = [&] {
+    std::vector<int> peers;
+    if (need.flight) peers = need.flight->pending();
+    if (peers.empty()) peers = {need.peer};
+    std::vector<std::string> who;
+    for (const int peer : peers) who.push_back(name_of(peer) + "; " + progress(peer));
+    return fmt::format("{}", fmt::join(who, ", and for "));
+  };
+  if (patience.timeout.count() && waited >= patience.timeout + kSlack)
+    fail(ErrorCode::deadline_exceeded,
+         fmt::format("{}: waited {} for {}", described(need.what, need.number),
+                     seconds(patience.timeout), missing()));
+  if (patience.warn_after.count() && waited >= patience.warn_after && !need.waiting.warned) {
+    need.waiting.warned = true;
+    base::log(base::LogLevel::warning,
+              fmt::format("{}: has waited {} for {}", described(need.what, need.number),
+                          seconds(waited), missing()));
+  }
+}
+
+std::string Wire::name_of(int peer) const {
+  const std::string address = members_->address(peer);
+  return address.empty() ? fmt::format("rank {}", peer)
+                         : fmt::format("rank {} ({})", peer, address);
+}
+
+std::string Wire::progress(int peer) const {
+  const uint64_t at = heard_[size_t(peer)].load();
+  return at == 0 ? fmt::format("rank {} has not begun any operation", peer)
+                 : fmt::format("rank {} is at #{}", peer, at);
+}
+
+void Wire::poison(ErrorCode code, const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (poison_) return;
+    poison_ = {-1, code, text};
+    poisoned_.store(true);
+  }
+  if (window_) window_->poison(code, text);
+  tell_all({.group = group_.id, .code = code, .text = text});
+  for (int i = 0; i < 10; ++i) transport_.progress();
+}
+
+void Wire::fail(ErrorCode code, const std::string& text) {
+  poison(code, text);
+  check();
+  throw_error(code, text);
+}
+
+void Wire::check() {
+  if (window_) window_->check();
+  if (!poisoned_.load(std::memory_order_acquire)) return;
+  std::unique_lock lock(mutex_);
+  const cluster::Failure failure = *poison_;
+  lock.unlock();
+  throw_error(failure.code, failure.text);
+}
+
+void Wire::send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience) {
+  ++sent_;
+  transport_.progress();
+  network_->listen();
+  check();
+  Waiting waiting{patience};
+  const int peer = what.root;
+  const Head head{tag, uint64_t(in.count) * size_of(in.dtype), in.dtype};
+  const Need need{peer, what, sent_, waiting};
+  Parcel first(*this, transport_.send(outer(peer), this->tag(Lane::head), &head, sizeof(head)));
+  Parcel second(*this, head.bytes ? transport_.send(outer(peer), this->tag(Lane::message), in.data,
+                                                    head.bytes)
+                                  : nullptr);
+  await(first.message, need);
+  await(second.message, need);
+}
+
+void Wire::recv(const Description& what, const detail::Memory& out, int64_t tag,
+                Patience patience) {
+  ++received_;
+  transport_.progress();
+  network_->listen();
+  check();
+  Waiting waiting{patience};
+  const int peer = what.root;
+  const size_t bytes = size_t(out.count) * size_of(out.dtype);
+  const auto expect = [&](DType dtype, size_t sent) {
+    if (dtype == out.dtype && sent == bytes) return;
+    fail(ErrorCode::invalid_argument,
+         fmt::format("recv: {} sent {}[{}] with tag {}, and {} expects {}[{}]", name_of(peer),
+                     tutti::name(dtype), sent / size_of(dtype), tag, name_of(rank()),
+                     tutti::name(out.dtype), out.count));
+  };
+  std::vector<Stored>& early = unclaimed_[size_t(peer)];
+  if (const auto found = std::ranges::find(early, tag, &Stored::tag); found != early.end()) {
+    expect(found->dtype, found->data.size());
+    if (bytes) std::memcpy(out.data, found->data.data(), bytes);
+    early.erase(found);
+    return;
+  }
+  const Need need{peer, what, received_, waiting};
+  const auto take = [&](Lane lane, void* data, size_t size) {
+    Parcel parcel(*this, transport_.receive(outer(peer), this->tag(lane), data, size));
+    await(parcel.message, need);
+  };
+  while (true) {
+    Head head;
+    take(Lane::head, &head, sizeof(head));
+    const bool mine = head.tag == tag;
+    if (mine) expect(head.dtype, head.bytes);
+    Stored aside{head.tag, head.dtype, std::vector<std::byte>(mine ? 0 : head.bytes)};
+    if (head.bytes) take(Lane::message, mine ? out.data : aside.data.data(), head.bytes);
+    if (mine) return;
+    early.push_back(std::move(aside));
+  }
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,211 @@
+// Ranks that are threads but live on several hosts: messages go through a post office, and only
+// those of one host share memory. What is large is read from the sender's memory when it is
+// received, as real transports do it.
+#pragma once
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "group/backends/network_backend.h"
+#include "group/secluded.h"
+
+namespace tutti::group {
+
+class Transport::Message {
+ public:
+  std::byte* data;
+  size_t bytes;
+  bool sending;
+  State state = State::under_way;
+};
+
+}  // namespace tutti::group
+
+namespace tutti::testing {
+
+class PostOffice {
+ public:
+  using Message = group::Transport::Message;
+  using State = group::Transport::State;
+  struct Key {
+    int from, to;
+    uint64_t tag;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  Message* send(const Key& key, const void* data, size_t bytes) {
+    std::lock_guard lock(mutex_);
+    if (lost(key.from) || lost(key.to)) return new Message{nullptr, 0, true, State::failed};
+    Box& box = boxes_[key];
+    // What is small is taken along at once.
+    Parcel& parcel = box.parcels.emplace_back();
+    parcel.from = static_cast<const std::byte*>(data);
+    parcel.bytes = bytes;
+    Message* message = nullptr;
+    if (bytes <= 512) {
+      parcel.copy.assign(parcel.from, parcel.from + bytes);
+    } else {
+      message = parcel.sender = new Message{nullptr, 0, true};
+    }
+    deliver(key);
+    return message;
+  }
+  Message* receive(const Key& key, void* data, size_t bytes) {
+    std::lock_guard lock(mutex_);
+    auto* const message = new Message{static_cast<std::byte*>(data), bytes, false};
+    boxes_[key].receivers.push_back(message);
+    deliver(key);
+    return message;
+  }
+  State test(Message* message) {
+    std::lock_guard lock(mutex_);
+    const State state = message->state;
+    if (state != State::under_way) delete message;
+    return state;
+  }
+  bool is_under_way(const Message* message) {
+    std::lock_guard lock(mutex_);
+    return message->state == State::under_way;
+  }
+  void cancel(Message* message) {
+    std::lock_guard lock(mutex_);
+    for (auto& [key, box] : boxes_) {
+      std::erase(box.receivers, message);
+      std::erase_if(box.parcels, [&](const Parcel& parcel) { return parcel.sender == message; });
+    }
+    delete message;
+  }
+  void sleep(std::chrono::nanoseconds at_most) {
+    std::unique_lock lock(mutex_);
+    const uint64_t before = delivered_;
+    changed_.wait_for(lock, at_most, [&] { return delivered_ != before; });
+  }
+  // Nothing comes from this rank, or gets there, any more.
+  void lose(int rank) {
+    std::lock_guard lock(mutex_);
+    lost_.push_back(rank);
+    for (auto& [key, box] : boxes_)
+      if (key.from == rank || key.to == rank)
+        for (Parcel& parcel : box.parcels)
+          if (parcel.sender) std::exchange(parcel.sender, nullptr)->state = State::failed;
+    ++delivered_;
+    changed_.notify_all();
+  }
+  bool is_lost(int rank) {
+    std::lock_guard lock(mutex_);
+    return lost(rank);
+  }
+
+ private:
+  struct Parcel {
+    const std::byte* from;
+    size_t bytes;
+    std::vector<std::byte> copy;
+    Message* sender = nullptr;
+  };
+  struct Box {
+    std::list<Parcel> parcels;
+    std::deque<Message*> receivers;
+  };
+
+  bool lost(int rank) const { return std::ranges::find(lost_, rank) != lost_.end(); }
+  void deliver(const Key& key) {
+    Box& box = boxes_[key];
+    while (!box.parcels.empty() && !box.receivers.empty()) {
+      Parcel& parcel = box.parcels.front();
+      Message* const receiver = box.receivers.front();
+      const bool fits = parcel.bytes <= receiver->bytes;
+      if (fits && parcel.bytes)
+        std::memcpy(receiver->data, parcel.sender ? parcel.from : parcel.copy.data(), parcel.bytes);
+      receiver->state = fits ? State::over : State::failed;
+      if (parcel.sender) parcel.sender->state = State::over;
+      box.parcels.pop_front();
+      box.receivers.pop_front();
+    }
+    if (box.parcels.empty() && box.receivers.empty()) boxes_.erase(key);
+    ++delivered_;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t delivered_ = 0;
+  std::map<Key, Box> boxes_;
+  std::vector<int> lost_;
+};
+
+class PostedTransport : public group::Transport {
+ public:
+  PostedTransport(std::shared_ptr<PostOffice> office, int rank)
+      : office_(std::move(office)), rank_(rank) {}
+  const char* name() const override { return "posted"; }
+  Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
+    return office_->send({rank_, to, tag}, data, bytes);
+  }
+  Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
+    return office_->receive({from, rank_, tag}, data, bytes);
+  }
+  State test(Message* message) override { return message ? office_->test(message) : State::over; }
+  bool is_under_way(const Message* message) override { return office_->is_under_way(message); }
+  bool cancel(Message* message) override {
+    if (message) office_->cancel(message);
+    return true;
+  }
+  void progress() override {}
+  void flush(std::chrono::nanoseconds) override {}
+  void sleep(std::chrono::nanoseconds at_most) override { office_->sleep(at_most); }
+  std::string loss(int rank) const override {
+    return office_->is_lost(rank) ? "connection reset" : "";
+  }
+
+ private:
+  const std::shared_ptr<PostOffice> office_;
+  const int rank_;
+};
+
+// Rank r on host host_of(r).
+template <class HostOf>
+std::vector<Group> on_hosts(int n, const HostOf& host_of,
+                            std::shared_ptr<PostOffice> office = std::make_shared<PostOffice>()) {
+  static std::atomic<bool> alarm{false};
+  std::map<int, std::shared_ptr<Commons>> commons;
+  std::vector<std::string> hosts, addresses;
+  std::vector<int> ranks;
+  for (int r = 0; r < n; ++r) {
+    hosts.push_back("host" + std::to_string(host_of(r)));
+    addresses.push_back(hosts.back() + ":" + std::to_string(5000 + r));
+    ranks.push_back(r);
+    commons.try_emplace(host_of(r), std::make_shared<Commons>(Seclusion{}));
+  }
+  std::vector<group::NetworkBackend::Plan> plans;
+  std::vector<group::Introduction> introductions;
+  for (int r = 0; r < n; ++r) {
+    int place = 0;
+    for (int other = 0; other < r; ++other) place += host_of(other) == host_of(r);
+    const auto& here = commons[host_of(r)];
+    const auto surroundings = std::make_shared<const group::Surroundings>(group::Surroundings{
+        .rank = r,
+        .addresses = addresses,
+        .hosts = hosts,
+        .network =
+            std::make_shared<group::Network>(std::make_unique<PostedTransport>(office, r), r, n),
+        .neighbourhood = {std::make_shared<SecludedReach>(here, place),
+                          std::make_shared<group::Blocks>(), here},
+        .crowded = true,
+        .alarm = &alarm,
+        .failure = [] { return std::nullopt; }});
+    plans.emplace_back(surroundings, ranks);
+    introductions.push_back(plans.back().introduction());
+  }
+  std::vector<Group> groups;
+  for (const auto& plan : plans)
+    groups.push_back(
+        detail::GroupAccess::make(std::make_shared<detail::GroupImpl>(plan.finish(introductions))));
+  return groups;
+}
+
+}  // namespace tutti::testing
