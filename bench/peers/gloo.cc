@@ -1,5 +1,6 @@
-// gloo::allreduce over TCP on the loopback device: gloo RANK RANKS FOLDER [options of measure.h],
-// one process per rank; they meet in files in FOLDER, which must be empty.
+// gloo::allreduce over TCP on the loopback device, or on that of the address GLOO_HOST:
+// gloo RANK RANKS FOLDER [options of measure.h], one process per rank; they meet in files in
+// FOLDER, which must be empty.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/config.h>
@@ -7,6 +8,8 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
+
+#include <cstdlib>
 
 #include "measure.h"
 
@@ -17,7 +20,8 @@ class Gloo {
   Gloo(int rank, int ranks, const std::string& folder)
       : context_(std::make_shared<gloo::rendezvous::Context>(rank, ranks)) {
     gloo::transport::tcp::attr where;
-    where.hostname = "127.0.0.1";
+    const char* const host = std::getenv("GLOO_HOST");
+    where.hostname = host ? host : "127.0.0.1";
     where.ai_family = AF_UNSPEC;
     gloo::rendezvous::FileStore store(folder);
     auto device = gloo::transport::tcp::CreateDevice(where);

@@ -33,7 +33,10 @@ std::string_view name(DType dtype);
 std::ostream& operator<<(std::ostream& os, DType dtype);
 
 // Bytes per element.
-size_t size_of(DType dtype);
+constexpr size_t size_of(DType dtype) {
+  constexpr uint8_t sizes[] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+  return sizes[size_t(dtype)];
+}
 
 bool is_floating(DType dtype);
 bool is_integer(DType dtype);  // bool is not

@@ -5,18 +5,12 @@
 namespace tutti {
 
 namespace {
-struct Info {
-  std::string_view name;
-  size_t size;
-};
-constexpr Info kInfo[] = {{"bool", 1},   {"int8", 1},    {"int16", 2},    {"int32", 4},
-                          {"int64", 8},  {"uint8", 1},   {"uint16", 2},   {"uint32", 4},
-                          {"uint64", 8}, {"float16", 2}, {"bfloat16", 2}, {"float32", 4},
-                          {"float64", 8}};
+constexpr std::string_view kNames[] = {"bool",     "int8",    "int16",  "int32",  "int64",
+                                       "uint8",    "uint16",  "uint32", "uint64", "float16",
+                                       "bfloat16", "float32", "float64"};
 }  // namespace
 
-std::string_view name(DType dtype) { return kInfo[size_t(dtype)].name; }
-size_t size_of(DType dtype) { return kInfo[size_t(dtype)].size; }
+std::string_view name(DType dtype) { return kNames[size_t(dtype)]; }
 bool is_floating(DType dtype) { return dtype >= DType::float16; }
 bool is_integer(DType dtype) { return dtype >= DType::int8 && dtype <= DType::uint64; }
 std::ostream& operator<<(std::ostream& os, DType dtype) { return os << name(dtype); }

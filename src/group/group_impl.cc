@@ -49,6 +49,7 @@ Patience patience_of(const CommunicationOptions& options) {
 void check_apart(Collective kind, const Memory& in, const Memory& out, int64_t allowed) {
   const auto* const a = static_cast<const std::byte*>(in.data);
   const auto* const b = static_cast<const std::byte*>(out.data);
+  if (a == b && in.dtype == out.dtype && allowed == 0) return;
   const size_t a_bytes = size_t(in.count) * size_of(in.dtype);
   const size_t b_bytes = size_t(out.count) * size_of(out.dtype);
   if (!a_bytes || !b_bytes || a + a_bytes <= b || b + b_bytes <= a) return;
@@ -173,7 +174,7 @@ template <class F>
 void GroupImpl::recorded(std::mutex& mutex, group::Record& record, const Description& what,
                          const F& operation) {
   std::lock_guard lock(mutex);
-  observe::Span span(group::name(what.kind).data());
+  observe::Span span(observe::timeline_enabled() ? group::name(what.kind).data() : nullptr);
   record.begin(what);
   try {
     operation();
@@ -201,7 +202,7 @@ void GroupImpl::in_order(const Description& what, const F& operation) {
 }
 
 void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
-  options.validate(group::name(call.kind));
+  if (options.bytes_per_pack != 0 || options.timeout) options.validate(group::name(call.kind));
   const Description what = checked(call, rank(), size());
   const Patience patience = patience_of(options);
   const auto operation = [&] { backend_->run(what, call, patience); };

@@ -88,7 +88,6 @@ void Wire::hear(int from, const Network::Notice& notice) {
 }
 
 void Wire::begin(const Description& what, Patience patience) {
-  transport_.progress();
   network_->listen();
   check();
   waiting_ = {patience};

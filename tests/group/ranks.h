@@ -13,6 +13,7 @@
 
 #include "group/hosts.h"
 #include "group/secluded.h"
+#include "support/reference.h"
 
 namespace tutti::testing {
 
@@ -89,7 +90,8 @@ inline constexpr World kWorlds[] = {
     {"Dealt", [](int n) { return on_hosts(n, [](int r) { return r % 2; }); }},
 };
 
-// A fixture whose tests run for 1, 2, 3, 4 and 7 ranks in all worlds.
+// A fixture whose tests run for 1, 2, 3, 4 and 7 ranks in all worlds; under a sanitizer for 2
+// and 5.
 class Ranks : public ::testing::TestWithParam<std::tuple<World, int>> {
  protected:
   const int n = std::get<1>(GetParam());
@@ -105,8 +107,9 @@ inline std::string name_of_world(const ::testing::TestParamInfo<World>& test) {
 inline auto ranks(std::initializer_list<int> numbers) {
   return ::testing::Combine(::testing::ValuesIn(kWorlds), ::testing::ValuesIn(numbers));
 }
-#define TUTTI_ON_RANKS(fixture)                                                 \
-  INSTANTIATE_TEST_SUITE_P(, fixture, ::tutti::testing::ranks({1, 2, 3, 4, 7}), \
+inline auto usual_ranks() { return TUTTI_TEST_SANITIZED ? ranks({2, 5}) : ranks({1, 2, 3, 4, 7}); }
+#define TUTTI_ON_RANKS(fixture)                                        \
+  INSTANTIATE_TEST_SUITE_P(, fixture, ::tutti::testing::usual_ranks(), \
                            ::tutti::testing::name_of_ranks)
 
 }  // namespace tutti::testing

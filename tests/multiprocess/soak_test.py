@@ -12,16 +12,20 @@ ALLOWED = 1024  # KiB
 
 def main():
     parser = arguments(__doc__)
+    parser.add_argument("--backend", default="", help="what TUTTI_BACKEND is set to")
     parser.add_argument("--operations", type=int, default=100_000 if LONG else 5_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6) if LONG else 1)
     options = parser.parse_args()
-    patience = 120 + options.operations / 200
+    if options.backend and not LONG:
+        options.operations //= 5  # each takes several times as long
+    patience = 120 + options.operations / (200 if not options.backend else 40)
     limit(patience * (3 if options.sanitized else 1) + 30)
     print(f"seed {options.seed}, {options.operations} operations", flush=True)
     try:
         with Job(options, patience) as job:
             task = [str(options.seed), str(options.operations)]
-            launcher = job.launch(RANKS, [job.program("multiprocess_worker"), *task])
+            launcher = job.launch(RANKS, [job.program("multiprocess_worker"), *task],
+                                  {"TUTTI_BACKEND": options.backend})
             job.wait_for_end()
             for event in job.find("wrong") + job.find("error"):
                 raise Failed(repr(event))
