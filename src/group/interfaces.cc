@@ -6,6 +6,7 @@
 #include <netdb.h>
 
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 namespace tutti::group {
@@ -44,6 +45,15 @@ std::string interface_of(const std::string& address) {
     for (const ifaddrs* i = all.get(); i; i = i->ifa_next)
       if (i->ifa_addr && same_host(i->ifa_addr, a->ai_addr)) return i->ifa_name;
   return {};
+}
+
+std::string devices_of(const std::string& interface) {
+  std::string devices = interface;
+  std::error_code none;
+  const std::filesystem::path folder = "/sys/class/net/" + interface + "/device/infiniband";
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none))
+    devices += "," + entry.path().filename().string() + ":1";
+  return devices;
 }
 
 std::string outside_address(const std::string& interfaces) {

@@ -9,6 +9,9 @@ namespace tutti::group {
 // or there is no such host.
 std::string interface_of(const std::string& address);
 
+// The interface, and the RDMA devices that belong to it: "ib0,mlx5_0:1".
+std::string devices_of(const std::string& interface);
+
 // An address by which other hosts reach this one, without a port: of one of `interfaces` ("eth0,
 // eth1"), or of the first that is up and no loopback. Empty where there is none.
 std::string outside_address(const std::string& interfaces);

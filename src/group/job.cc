@@ -228,8 +228,10 @@ class Job {
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
     std::string devices = settings.interfaces;
-    if (devices.empty() && !std::getenv("UCX_NET_DEVICES"))
-      devices = interface_of(membership_.addresses[size_t(membership_.rank)]);
+    if (devices.empty() && !std::getenv("UCX_NET_DEVICES")) {
+      const std::string own = interface_of(membership_.addresses[size_t(membership_.rank)]);
+      if (!own.empty()) devices = devices_of(own);
+    }
     const auto& ucx = *static_cast<const UcxModule*>(base::load_module("ucx").interface);
     endpoint_ = ucx.open(devices);
     std::vector<std::string> addresses;

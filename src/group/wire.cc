@@ -189,7 +189,8 @@ void Wire::await(Transport::Message*& message, const Need& need) {
     broken(need);
   };
   if (over()) return;
-  for (int i = crowded_ ? 20 : 200; i > 0; --i) {
+  // With a core for every rank, what is under way is worth a millisecond or two of looking.
+  for (int i = crowded_ ? 20 : 2000; i > 0; --i) {
     transport_.progress();
     if (over()) return;
     if (crowded_) sched_yield();

@@ -42,6 +42,24 @@ Networked::Networked(Wire& wire, const Layout& layout, Window* window, Staging s
     if (h != layout.my_host()) leaders_.push_back(layout.leader(h));
 }
 
+void Networked::Cut::update(std::span<const int> new_owners, const Layout& layout,
+                            bool now_single) {
+  if (single == now_single && std::ranges::equal(owners, new_owners)) return;
+  owners.assign(new_owners.begin(), new_owners.end());
+  single = now_single;
+  by_host.clear();
+  order.clear();
+  all.clear();
+  for (size_t h = 0; h < layout.hosts.size(); ++h) {
+    by_host.push_back(largest_subtrees(
+        owners.size(), [&](size_t leaf) { return layout.host_of[size_t(owners[leaf])] == int(h); },
+        single));
+    for (size_t i = 0; i < by_host[h].size(); ++i) order.push_back({by_host[h][i], h, i});
+  }
+  std::ranges::sort(order, {}, [](const Value& value) { return value.subtree.first; });
+  for (const Value& value : order) all.push_back(value.subtree);
+}
+
 // One reduction, seen from one rank. Those of a host that do not lead it meet the others in the
 // window, and never touch the wire.
 class Networked::Reducer {
@@ -59,6 +77,9 @@ class Networked::Reducer {
         staging_(all.staging_),
         own_(all.own_staging_),
         received_(all.received_),
+        subtrees_(all.cut_.by_host),
+        order_(all.cut_.order),
+        all_(all.cut_.all),
         flight_(all.wire_) {
     bool single = false;
     size_t wide = 1;
@@ -66,40 +87,37 @@ class Networked::Reducer {
       single |= !has_partials(op_, piece.dtype);
       wide = std::max(wide, size_of(partial_dtype(op_, piece.dtype)) / size_of(piece.dtype));
     }
+    all.cut_.update(reduction.owners, layout_, single);
     size_t values = 1;  // bytes of values per byte of the stream, of any host
-    for (size_t h = 0; h < hosts_; ++h) {
-      subtrees_.push_back(largest_subtrees(
-          stream_.leaves(),
-          [&](size_t leaf) { return layout_.host_of[size_t(stream_.owner(leaf))] == int(h); },
-          single));
+    for (const std::vector<Subtree>& of_host : subtrees_) {
       size_t here = 0;
-      for (const Subtree& subtree : subtrees_[h]) here += subtree.leaves == 1 ? 1 : wide;
+      for (const Subtree& subtree : of_host) here += subtree.leaves == 1 ? 1 : wide;
       values = std::max(values, here);
     }
-    for (size_t h = 0; h < hosts_; ++h)
-      for (size_t i = 0; i < subtrees_[h].size(); ++i) order_.push_back({subtrees_[h][i], h, i});
-    std::ranges::sort(order_, {}, [](const Value& value) { return value.subtree.first; });
-    for (const Value& value : order_) all_.push_back(value.subtree);
 
     small_ = stream_.bytes() * std::max(values, stream_.most_leaves()) <= kSmallMessage;
-    // Each host may as well do all of the sum where that takes no more bytes, or few.
-    whole_ =
-        small_ || (hosts_ == 2 && values == 1) || (hosts_ <= 4 && stream_.bytes() <= kPart / 4);
+    // A little is soonest summed by every host: one hop instead of two.
+    whole_ = small_ || (hosts_ == 2 && values == 1 && stream_.bytes() <= kPart) ||
+             (hosts_ <= 4 && stream_.bytes() <= kPart / 4);
     const bool shared =
         std::ranges::any_of(layout_.hosts, [](const auto& ranks) { return ranks.size() > 1; });
     slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
     const size_t most = std::max({values, stream_.most_leaves(), stream_.widest()});
-    block_ = std::max(slot_ / most / kAlign, size_t{1}) * kAlign;
+    // Enough blocks that they overlap, unless they become so small that their number costs more.
+    const size_t block = std::min(slot_ / most, std::max(stream_.bytes() / 8, hosts_ * kLeast));
+    block_ = std::max(block / kAlign, size_t{1}) * kAlign;
   }
 
   void run() {
     if (small_) return all_at_once();
     const size_t rounds = (stream_.bytes() + block_ - 1) / block_;
-    for (size_t i = 0; i < rounds + 3; ++i) {
+    // Block i sets out, while kLag others are on their way; then comes the sum of an earlier one,
+    // and the end of one that is earlier still.
+    for (size_t i = 0; i < rounds + kLag + 2; ++i) {
       if (window_) {
         if (i < rounds) show(i);
         window_->meet();
-        if (i >= 3) take_results(i - 3);
+        if (i >= kLag + 2) take_results(i - kLag - 2);
         if (i < rounds) {
           make_values(i, layout_.neighbours());
           window_->meet();
@@ -110,23 +128,22 @@ class Networked::Reducer {
       if (!leads_) continue;
       if (i < rounds) post(i);
       if (i == 0) greetings_->finish();
-      if (i >= 1 && i - 1 < rounds) finish(i - 1);
-      if (i >= 2 && i - 2 < rounds) {
-        wait_for(i - 2);
-        if (!window_) take_results(i - 2);
+      if (i >= kLag && i - kLag < rounds) finish(i - kLag);
+      if (i > kLag && i - kLag - 1 < rounds) {
+        wait_for(i - kLag - 1);
+        if (!window_) take_results(i - kLag - 1);
       }
     }
     if (leads_) flight_.wait_all();
   }
 
  private:
-  // Blocks under way beyond which a rank does not go, in bytes.
+  static constexpr size_t kLag = kBlocks - 3;
+  // The least that a shard of a large reduction has, and the most that a block may take, in bytes.
+  static constexpr size_t kLeast = 128 << 10;
   static constexpr size_t kMostStaged = 4 << 20;
 
-  struct Value {
-    Subtree subtree;
-    size_t host, index;
-  };
+  using Value = Cut::Value;
   struct Range {
     size_t begin, end;
     bool empty() const { return begin == end; }
@@ -410,9 +427,9 @@ class Networked::Reducer {
   std::array<Scratch, kBlocks>& received_;  // values of the others
   size_t slot_, block_;
   bool small_, whole_;
-  std::vector<std::vector<Subtree>> subtrees_;  // by host
-  std::vector<Value> order_;                    // of all hosts
-  std::vector<Subtree> all_;
+  const std::vector<std::vector<Subtree>>& subtrees_;  // by host
+  const std::vector<Value>& order_;                    // of all hosts
+  const std::vector<Subtree>& all_;
   std::map<DType, TreeSum> sums_;
   std::vector<const void*> inputs_;
   std::vector<std::byte> small_memory_;

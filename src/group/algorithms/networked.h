@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "group/reach.h"
+#include "group/tree.h"
 #include "group/window.h"
 #include "group/wire.h"
 
@@ -38,7 +39,7 @@ struct Staging {
   std::byte* subtrees = nullptr;
   std::byte* results = nullptr;
 };
-constexpr size_t kBlocks = 4;
+constexpr size_t kBlocks = 5;
 
 class Networked {
  public:
@@ -53,6 +54,20 @@ class Networked {
 
  private:
   class Reducer;
+  // How the leaves of a reduction are spread over the hosts; kept, since most are alike.
+  struct Cut {
+    struct Value {
+      Subtree subtree;
+      size_t host, index;
+    };
+    void update(std::span<const int> new_owners, const Layout& layout, bool now_single);
+
+    std::vector<int> owners;
+    bool single = false;
+    std::vector<std::vector<Subtree>> by_host;
+    std::vector<Value> order;  // of all hosts, by their leaves
+    std::vector<Subtree> all;  // the same
+  };
   // Memory that is kept from one operation to the next. Only what is used of it is ever touched.
   class Scratch {
    public:
@@ -76,6 +91,7 @@ class Networked {
   Staging staging_;
   Scratch own_staging_;  // where no window is
   std::array<Scratch, kBlocks> received_;
+  Cut cut_;
   std::vector<int> others_;   // all ranks but this
   std::vector<int> leaders_;  // of the other hosts
 };

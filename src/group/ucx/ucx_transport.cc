@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 
 #include "base/module.h"
@@ -48,6 +49,9 @@ class Ucx {
         check(status, "setting NET_DEVICES");
       }
     }
+    // Over TCP, asking first whether a message is welcome costs more than copying it.
+    if (devices.find(':') == devices.npos && !std::getenv("UCX_RNDV_THRESH"))
+      ucp_config_modify(config, "RNDV_THRESH", "1m");
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
     params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
@@ -168,11 +172,7 @@ class UcxTransport : public Transport {
 
   void progress() override {
     std::lock_guard lock(mutex_);
-    unsigned happened = 0;
-    while (const unsigned now = ucp_worker_progress(ucx_->worker())) {
-      happened += now;
-      if (happened > 64) break;
-    }
+    const unsigned happened = ucp_worker_progress(ucx_->worker());
     // Others may sleep for what this thread has just handled.
     if (happened && sleepers_.load(std::memory_order_relaxed) > 0) {
       const uint64_t one = 1;
