@@ -12,6 +12,7 @@
 #include "base/settings.h"
 #include "base/topology.h"
 #include "command.h"
+#include "layout.h"
 
 namespace tutti::tools {
 
@@ -151,11 +152,15 @@ void print(const nlohmann::json& info) {
 }  // namespace
 
 int info(int argc, char** argv) {
-  bool json = false;
-  CommandLine app("tutti info", "[--json]",
+  bool json = false, job = false;
+  CommandLine app("tutti info", "[--job] [--json]",
                   "Shows devices, cores, backends and settings, and why what is off is off.");
+  app.add_flag("--job", job,
+               "the layout of a job instead: its hosts, what moves its data, and why; to be "
+               "started as every worker of it");
   app.add_flag("--json", json, "as one JSON object");
   if (const auto code = parse(app, argc, argv)) return *code;
+  if (job) return show_layout(json);
   const nlohmann::json information = collect();
   if (json)
     fmt::print("{}\n", information.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
