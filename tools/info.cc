@@ -27,7 +27,8 @@ constexpr Backend kBackends[] = {
     {"in_process", "", "ranks are threads of one process"},
     {"shm", "", "ranks are processes on one host"},
     {"ucx", "ucx", "ranks on several hosts, over TCP, InfiniBand or RoCE"},
-    {"mpi", "mpi", "ranks of a job that mpirun started"},
+    {"mpi", "mpi_openmpi", "ranks of a job that Open MPI's mpirun started"},
+    {"mpi", "mpi_mpich", "ranks of a job that MPICH's mpirun started"},
     {"nccl", "cuda", "ranks with GPUs"},
 };
 
@@ -41,7 +42,8 @@ constexpr ModuleNeeds kModules[] = {
     {"cluster", "coordination of processes", "libgrpc++1.51",
      "libgrpc++-dev protobuf-compiler-grpc"},
     {"ucx", "transport between hosts", "libucx0", "libucx-dev"},
-    {"mpi", "transport by MPI", "libopenmpi3 or libmpich12", "libopenmpi-dev or libmpich-dev"},
+    {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
+    {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},
     {"cuda", "GPUs", "the CUDA runtime and NCCL", "the CUDA toolkit and NCCL"},
 };
 

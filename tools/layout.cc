@@ -66,7 +66,10 @@ json describe(const JobLayout& job) {
   const size_t hosts = layout.hosts.size();
   const std::string& asked = base::settings().backend;
 
-  json result = {{"ranks", job.ranks.size()}, {"source", job.source}, {"service", job.service}};
+  json result = {{"ranks", job.ranks.size()},
+                 {"source", job.source},
+                 {"service", job.service},
+                 {"apart", !job.network.empty() && !asked.empty()}};
   bool shared = false;
   for (const std::vector<int>& ranks : layout.hosts) {
     const auto& first = job.ranks[size_t(ranks[0])];
@@ -103,7 +106,7 @@ json describe(const JobLayout& job) {
   result["between"] = {
       {"backend", job.network},
       {"reason", !asked.empty()
-                     ? by_setting + ", within a host as well"
+                     ? by_setting + ", which takes every rank for a host of its own"
                      : fmt::format("ranks 0 and {} do not share memory: {}; TUTTI_BACKEND is empty",
                                    other, why_apart(job.ranks[0], job.ranks[other]))},
       {"interface", interface_in_use(job)}};
@@ -118,9 +121,11 @@ std::string name_of(const json& host) {
 
 void print(const json& job) {
   const auto& hosts = job["hosts"];
-  fmt::print("Job of {} ranks on {} host{}, described by {}; coordinated at {}\n\n",
-             job["ranks"].get<int>(), hosts.size(), hosts.size() == 1 ? "" : "s",
-             text_of(job["source"]), text_of(job["service"]));
+  const std::string where = job["apart"].get<bool>() ? ""
+                            : hosts.size() == 1      ? " on one host"
+                                                     : fmt::format(" on {} hosts", hosts.size());
+  fmt::print("Job of {} ranks{}, described by {}; coordinated at {}\n\n", job["ranks"].get<int>(),
+             where, text_of(job["source"]), text_of(job["service"]));
   fmt::print("Hosts\n");
   for (const auto& host : hosts)
     fmt::print("  {:<28}{:<18}{}\n", name_of(host), called(host["ranks"]),
@@ -130,7 +135,7 @@ void print(const json& job) {
     fmt::print("  {:<16}{:<6}{}\n", "within a host", text_of(job["within"]["backend"]),
                text_of(job["within"]["reason"]));
   if (!job.contains("between")) {
-    fmt::print("  {:<16}{:<6}there is one host\n", "between hosts", "-");
+    fmt::print("  {:<16}{:<6}nothing leaves the host\n", "between hosts", "-");
     return;
   }
   const auto& between = job["between"];

@@ -245,7 +245,7 @@ TEST_F(Hosts, MistakesAreExplained) {
     std::string text, error;
   };
   for (const auto& [list, error] :
-       {Mistake{"", "--hosts : \"\" is no host"}, Mistake{"a,,b", "\"\" is no host"},
+       {Mistake{",", "--hosts ,: \"\" is no host"}, Mistake{"a,,b", "\"\" is no host"},
         Mistake{"a:0", "\"a:0\" is no host; expected HOST or HOST:WORKERS with 1 to 4096"},
         Mistake{"a:x", "\"a:x\" is no host"}, Mistake{"a:5000", "\"a:5000\" is no host"},
         Mistake{"-oProxyCommand=x", "is no host"}, Mistake{"a b", "\"a b\" is no host"},
@@ -286,9 +286,16 @@ TEST(InfoJob, OneHostSharesMemory) {
   Process tool({TUTTI_TOOL, "run", "-n", "3", "--", TUTTI_TOOL, "info", "--job"},
                {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES});
   EXPECT_EQ(tool.finish(), 0) << tool.err();
-  EXPECT_THAT(tool.out(), HasSubstr("[0] Job of 3 ranks on 1 host, described by TF_CONFIG"));
+  EXPECT_THAT(tool.out(), HasSubstr("[0] Job of 3 ranks on one host, described by TF_CONFIG"));
   EXPECT_THAT(tool.out(), HasSubstr("all ranks are on one host, and share memory"));
   EXPECT_THAT(tool.out(), Not(HasSubstr("[1]")));
+}
+
+TEST(InfoJob, SaysWhatASettingAskedFor) {
+  Process tool({TUTTI_TOOL, "run", "-n", "2", "--", TUTTI_TOOL, "info", "--job"},
+               {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES, "TUTTI_BACKEND=shm"});
+  EXPECT_EQ(tool.finish(), 0) << tool.err();
+  EXPECT_THAT(tool.out(), HasSubstr("within a host   shm   TUTTI_BACKEND=shm\n"));
 }
 
 TEST(InfoJob, NobodyElseIsThere) {
