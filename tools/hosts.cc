@@ -152,7 +152,8 @@ std::string remote_script(const RemoteWorker& worker) {
       "k() { kill -s \"$1\" -- \"-$w\" || kill -s \"$1\" \"$w\"; }; "
       "{ while read -r s; do k \"$s\"; done; k TERM; k CONT; sleep 3; k KILL; } "
       "<&3 >/dev/null 2>&1 & v=$!; exec 3<&-; "
-      "wait \"$w\" 2>/dev/null; c=$?; k KILL 2>/dev/null; kill -s KILL \"$v\"; exit \"$c\"\n";
+      "wait \"$w\" 2>/dev/null; c=$?; { kill -s KILL -- \"-$w\"; kill -s KILL \"$v\"; } "
+      "2>/dev/null; exit \"$c\"\n";
   return script;
 }
 

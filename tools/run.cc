@@ -2,6 +2,7 @@
 // service, passes on what they write and the signals we get, and leaves nothing behind.
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,8 +12,11 @@
 #include <sys/socket.h>
 #include <tutti/version.h>
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -83,9 +87,35 @@ std::vector<std::string> free_addresses(const std::string& host, int count) {
   return result;
 }
 
-// Where the others reach this machine.
-std::string outside_address() {
-  const std::string address = group::outside_address(base::settings().interfaces);
+// The address of ours from which the way to a host begins; empty where the name means nothing to
+// us, but perhaps to ssh.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_DGRAM;  // so that connecting sends nothing
+  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, freeaddrinfo);
+  const Fd fd(checked(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "socket"));
+  sockaddr_in address{};
+  socklen_t size = sizeof(address);
+  char text[INET_ADDRSTRLEN] = "";
+  if (connect(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      !inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text)) ||
+      cluster::is_loopback(cluster::address_of(text, 1)))
+    return {};
+  return text;
+}
+
+// Where the hosts reach this machine: TUTTI_INTERFACES says it, or else the way to the first of
+// them, or else it is our first address.
+std::string outside_address(const std::vector<Host>& hosts) {
+  const std::string& interfaces = base::settings().interfaces;
+  std::string address;
+  const auto other = std::ranges::find_if_not(hosts, is_this_machine);
+  if (interfaces.empty() && other != hosts.end())
+    address = address_towards(without_user(other->name));
+  if (address.empty()) address = group::outside_address(interfaces);
   if (address.empty())
     throw UnavailableError(
         "no network interface is up by which other hosts could reach the coordination service; "
@@ -99,7 +129,8 @@ std::vector<std::string> names_of(const std::vector<Host>& hosts, const std::str
   std::vector<std::string> result;
   std::map<std::string, int> ports;
   for (const Host& host : hosts) {
-    const std::string name = is_this_machine(host) ? this_machine : without_user(host.name);
+    std::string name = without_user(host.name);
+    if (is_this_machine({name})) name = this_machine;
     result.push_back(cluster::address_of(name, kFirstPort + ports[name]++));
   }
   return result;
@@ -238,7 +269,7 @@ class Attempt {
   void start() {
     const int n = program_.workers;
     const bool one_host = program_.hosts.empty();
-    host_ = one_host || n == 1 ? "127.0.0.1" : outside_address();
+    host_ = one_host || n == 1 ? "127.0.0.1" : outside_address(program_.hosts);
     std::vector<std::string> addresses =
         one_host ? free_addresses(host_, n) : names_of(program_.hosts, host_);
     std::vector<std::string> own;  // what the job has of its own
