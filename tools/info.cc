@@ -12,6 +12,7 @@
 #include "base/settings.h"
 #include "base/topology.h"
 #include "command.h"
+#include "layout.h"
 
 namespace tutti::tools {
 
@@ -26,7 +27,8 @@ constexpr Backend kBackends[] = {
     {"in_process", "", "ranks are threads of one process"},
     {"shm", "", "ranks are processes on one host"},
     {"ucx", "ucx", "ranks on several hosts, over TCP, InfiniBand or RoCE"},
-    {"mpi", "mpi", "ranks of a job that mpirun started"},
+    {"mpi", "mpi_openmpi", "ranks of a job that Open MPI's mpirun started"},
+    {"mpi", "mpi_mpich", "ranks of a job that MPICH's mpirun started"},
     {"nccl", "cuda", "ranks with GPUs"},
 };
 
@@ -40,7 +42,8 @@ constexpr ModuleNeeds kModules[] = {
     {"cluster", "coordination of processes", "libgrpc++1.51",
      "libgrpc++-dev protobuf-compiler-grpc"},
     {"ucx", "transport between hosts", "libucx0", "libucx-dev"},
-    {"mpi", "transport by MPI", "libopenmpi3 or libmpich12", "libopenmpi-dev or libmpich-dev"},
+    {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
+    {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},
     {"cuda", "GPUs", "the CUDA runtime and NCCL", "the CUDA toolkit and NCCL"},
 };
 
@@ -151,11 +154,15 @@ void print(const nlohmann::json& info) {
 }  // namespace
 
 int info(int argc, char** argv) {
-  bool json = false;
-  CommandLine app("tutti info", "[--json]",
+  bool json = false, job = false;
+  CommandLine app("tutti info", "[--job] [--json]",
                   "Shows devices, cores, backends and settings, and why what is off is off.");
+  app.add_flag("--job", job,
+               "the layout of a job instead: its hosts, what moves its data, and why; to be "
+               "started as every worker of it");
   app.add_flag("--json", json, "as one JSON object");
   if (const auto code = parse(app, argc, argv)) return *code;
+  if (job) return show_layout(json);
   const nlohmann::json information = collect();
   if (json)
     fmt::print("{}\n", information.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

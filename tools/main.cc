@@ -20,7 +20,7 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"run", "start a program as several workers on this machine", tutti::tools::run},
+    {"run", "start a program as several workers, here or on other hosts", tutti::tools::run},
     {"bench", "measure a collective on this machine", tutti::tools::bench},
     {"info", "show devices, cores, backends and settings", tutti::tools::info},
 };

@@ -67,16 +67,17 @@ void Lines::add(std::string_view bytes) {
     line_.append(piece);
     bytes.remove_prefix(piece.size() + (whole ? 1 : 0));
     const bool ended_before = whole && line_.empty() && continued_;
-    if ((whole && !ended_before) || line_.size() == kLongestLine) {
-      sink_->add(prefix_, line_);
-      line_.clear();
-    }
+    if ((whole && !ended_before) || line_.size() == kLongestLine) pass_on();
     continued_ = !whole && (continued_ || line_.empty());
   }
 }
 
 void Lines::finish() {
-  if (!line_.empty()) sink_->add(prefix_, line_);
+  if (!line_.empty()) pass_on();
+}
+
+void Lines::pass_on() {
+  if (!taken_ || !taken_(line_)) sink_->add(prefix_, line_);
   line_.clear();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -38,12 +39,17 @@ class Lines {
   Lines(int rank, Sink& sink);
 
   Sink& sink() const { return *sink_; }
+  // Sees every line first; one for which it returns true goes no further.
+  void watch(std::function<bool(const std::string&)> taken) { taken_ = std::move(taken); }
   void add(std::string_view bytes);
   void finish();  // the last line may lack its end
 
  private:
+  void pass_on();
+
   Sink* sink_;
   std::string prefix_;
+  std::function<bool(const std::string&)> taken_;
   std::string line_;        // its beginning
   bool continued_ = false;  // pieces of it are out already
 };

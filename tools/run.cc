@@ -1,7 +1,8 @@
-// tutti run: starts the workers of a job on this machine, hosts their coordination service, passes
-// on what they write and the signals we get, and leaves nothing behind.
+// tutti run: starts the workers of a job on this machine or on others, hosts their coordination
+// service, passes on what they write and the signals we get, and leaves nothing behind.
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,14 +12,23 @@
 #include <sys/socket.h>
 #include <tutti/version.h>
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
+#include <filesystem>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 
 #include "base/module.h"
 #include "base/settings.h"
+#include "cluster/checks.h"
 #include "cluster/coordination.h"
 #include "command.h"
+#include "group/interfaces.h"
+#include "hosts.h"
 #include "workers.h"
 
 extern char** environ;
@@ -33,6 +43,7 @@ using namespace std::chrono_literals;
 constexpr auto kGrace = 2s;        // for the others to say themselves what is wrong
 constexpr auto kTerminate = 3s;    // from SIGTERM to SIGKILL
 constexpr auto kInterrupt = 5s;    // from Ctrl-C to SIGKILL
+constexpr auto kFarewell = 2s;     // from SIGKILL on other hosts to the end of the connection
 constexpr int kCannotStart = 127;  // as the shell has it
 constexpr int kInterrupted = 128 + SIGINT;
 
@@ -40,7 +51,9 @@ constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP
 
 // A program that is to be started several times over.
 struct Program {
-  int workers = 1;
+  int workers = 0;
+  std::vector<Host> hosts;       // by rank; empty: all are started here, as on a host of their own
+  std::vector<std::string> ssh;  // what connects to a host
   std::vector<std::string> command;
 };
 
@@ -56,20 +69,69 @@ std::string random_token() {
   return fmt::format("{:02x}", fmt::join(bytes, ""));
 }
 
-// Addresses on this host that were free a moment ago. They only name the workers as yet.
-std::vector<std::string> free_addresses(int count) {
+// Addresses on this host that were free a moment ago.
+std::vector<std::string> free_addresses(const std::string& host, int count) {
   std::vector<std::string> result;
   std::vector<Fd> held;  // so that none is found twice
   for (int i = 0; i < count; ++i) {
     held.emplace_back(checked(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    inet_pton(AF_INET, host.c_str(), &address.sin_addr);
     socklen_t size = sizeof(address);
     auto* const generic = reinterpret_cast<sockaddr*>(&address);
     checked(bind(held.back().get(), generic, size), "cannot find a free port");
     checked(getsockname(held.back().get(), generic, &size), "getsockname");
-    result.push_back(fmt::format("127.0.0.1:{}", ntohs(address.sin_port)));
+    result.push_back(cluster::address_of(host, ntohs(address.sin_port)));
+  }
+  return result;
+}
+
+// The address of ours from which the way to a host begins; empty where the name means nothing to
+// us, but perhaps to ssh.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_DGRAM;  // so that connecting sends nothing
+  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, freeaddrinfo);
+  const Fd fd(checked(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "socket"));
+  sockaddr_in address{};
+  socklen_t size = sizeof(address);
+  char text[INET_ADDRSTRLEN] = "";
+  if (connect(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      !inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text)) ||
+      cluster::is_loopback(cluster::address_of(text, 1)))
+    return {};
+  return text;
+}
+
+// Where the hosts reach this machine: TUTTI_INTERFACES says it, or else the way to the first of
+// them, or else it is our first address.
+std::string outside_address(const std::vector<Host>& hosts) {
+  const std::string& interfaces = base::settings().interfaces;
+  std::string address;
+  const auto other = std::ranges::find_if_not(hosts, is_this_machine);
+  if (interfaces.empty() && other != hosts.end())
+    address = address_towards(without_user(other->name));
+  if (address.empty()) address = group::outside_address(interfaces);
+  if (address.empty())
+    throw UnavailableError(
+        "no network interface is up by which other hosts could reach the coordination service; "
+        "TUTTI_INTERFACES names those to use");
+  return address;
+}
+
+// Names for workers on several hosts. Nobody listens at these ports, since the service is here.
+std::vector<std::string> names_of(const std::vector<Host>& hosts, const std::string& this_machine) {
+  constexpr int kFirstPort = 5000;
+  std::vector<std::string> result;
+  std::map<std::string, int> ports;
+  for (const Host& host : hosts) {
+    std::string name = without_user(host.name);
+    if (is_this_machine({name})) name = this_machine;
+    result.push_back(cluster::address_of(name, kFirstPort + ports[name]++));
   }
   return result;
 }
@@ -85,10 +147,24 @@ std::vector<std::string> outer_environment() {
   return result;
 }
 
-// Output takes two descriptors a worker, its pidfd one, its connection one.
-void allow_descriptors_for(int workers) {
+// Of our environment, what a worker on another host gets. Which host that is, it finds out.
+std::vector<std::string> travelling_environment() {
+  std::vector<std::string> result;
+  for (const std::string& entry : outer_environment())
+    if ((entry.starts_with("TUTTI_") && !entry.starts_with("TUTTI_HOST_ID=")) ||
+        entry.starts_with("UCX_")) {
+      const std::string name = entry.substr(0, entry.find('='));
+      if (std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; }))
+        result.push_back(entry);
+    }
+  return result;
+}
+
+// Output takes two descriptors a worker, its pidfd one, its connection one, its input one.
+void allow_descriptors_for(const Program& program) {
   rlimit limit{};
-  const rlim_t needed = rlim_t(workers) * 4 + 64;
+  const int workers = program.workers;
+  const rlim_t needed = rlim_t(workers) * (program.hosts.empty() ? 4 : 5) + 64;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (limit.rlim_max < needed)
     throw ResourceExhaustedError(
@@ -191,29 +267,60 @@ class Attempt {
   void say(const std::string& text) { err_.add("", "tutti run: " + text); }
 
   void start() {
-    std::vector<std::string> addresses = free_addresses(program_.workers);
-    std::vector<std::string> environment = outer_environment();
+    const int n = program_.workers;
+    const bool one_host = program_.hosts.empty();
+    host_ = one_host || n == 1 ? "127.0.0.1" : outside_address(program_.hosts);
+    std::vector<std::string> addresses =
+        one_host ? free_addresses(host_, n) : names_of(program_.hosts, host_);
+    std::vector<std::string> own;  // what the job has of its own
     const std::string token = random_token();
-    environment.push_back("TUTTI_TOKEN=" + token);
-    if (program_.workers > 1) {
+    own.push_back("TUTTI_TOKEN=" + token);
+    if (n > 1) {
       serve(addresses, token);
-      environment.push_back("TUTTI_COORDINATOR=" + service_->address());
+      own.push_back("TUTTI_COORDINATOR=" + service_->address());
     }
-    for (int rank = 0; rank < program_.workers; ++rank) {
+    for (int rank = 0; rank < n; ++rank) {
       const nlohmann::json config = {{"cluster", {{"worker", addresses}}},
                                      {"task", {{"type", "worker"}, {"index", rank}}}};
-      environment.push_back("TF_CONFIG=" + config.dump());
-      workers_.start(program_.command, environment, keyboard_.input());
-      environment.pop_back();
+      own.push_back("TF_CONFIG=" + config.dump());
+      if (one_host || is_this_machine(program_.hosts[size_t(rank)]))
+        start_here(own);
+      else
+        start_on(program_.hosts[size_t(rank)].name, own);
+      own.pop_back();
     }
     keyboard_.worker_has_it();
   }
 
-  // The service stands at the chief's address, under which it also names the chief.
+  void start_here(const std::vector<std::string>& own) {
+    std::vector<std::string> environment = outer_environment();
+    environment.insert(environment.end(), own.begin(), own.end());
+    workers_.start(program_.command, environment, keyboard_.input());
+  }
+
+  void start_on(const std::string& host, const std::vector<std::string>& own) {
+    RemoteWorker worker{.folder = std::filesystem::current_path(),
+                        .environment = travelling_environment(),
+                        .command = program_.command};
+    worker.environment.insert(worker.environment.end(), own.begin(), own.end());
+    std::vector<std::string> command = program_.ssh;
+    command.insert(command.end(), {"-T", "-o", "BatchMode=yes", host, kRemoteCommand});
+    try {
+      workers_.start_on(host, command, outer_environment(), remote_script(worker));
+    } catch (const std::system_error& error) {
+      throw std::system_error(
+          error.code(),
+          fmt::format("no way to {}: cannot start {} (--ssh names another)", host, command[0]));
+    }
+  }
+
+  // On one host the service stands at the chief's address, under which it also names the chief.
   void serve(std::vector<std::string>& addresses, const std::string& token) {
     const auto* const module =
         static_cast<const cluster::ClusterModule*>(base::load_module("cluster").interface);
     const base::Settings& settings = base::settings();
+    const bool at_chief = program_.hosts.empty();
+    std::string address = at_chief ? addresses[0] : free_addresses(host_, 1)[0];
     for (int left = 10; !service_; --left) {
       const cluster::Job job{.addresses = addresses,
                              .token = token,
@@ -223,10 +330,11 @@ class Attempt {
                              .authority = settings.tls_authority,
                              .heartbeat_timeout = settings.heartbeat_timeout};
       try {
-        service_ = module->serve(job, addresses[0]);
+        service_ = module->serve(job, address);
       } catch (const UnavailableError&) {
         if (left == 0) throw;
-        addresses[0] = free_addresses(1)[0];  // somebody was faster
+        address = free_addresses(host_, 1)[0];  // somebody was faster
+        if (at_chief) addresses[0] = address;
       }
     }
   }
@@ -236,6 +344,7 @@ class Attempt {
     std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {workers_.ended_fd(), POLLIN, 0}};
     if (out_.pending()) polled.push_back({out_.fd(), POLLOUT, 0});
     if (err_.pending()) polled.push_back({err_.fd(), POLLOUT, 0});
+    for (const int fd : workers_.unfed()) polled.push_back({fd, POLLOUT, 0});
     const size_t keys = polled.size();
     if (keyboard_.waits_for_keys()) polled.push_back({STDIN_FILENO, POLLIN, 0});
     if (keyboard_.waits_for_worker()) polled.push_back({keyboard_.writer(), POLLOUT, 0});
@@ -256,6 +365,7 @@ class Attempt {
       if (polled[i].revents) polled[i].fd == STDIN_FILENO ? keyboard_.read() : keyboard_.write();
     out_.write();
     err_.write();
+    workers_.feed();
     close_broken();
     // The signal first: a worker that it ended has not failed by itself.
     if (polled[0].revents) take_signals();
@@ -270,7 +380,7 @@ class Attempt {
   // Milliseconds until the next deadline; one second at most, for a terminal that we may get back.
   int timeout() const {
     auto until = Clock::now() + 1s;
-    for (const auto& deadline : {terminate_at_, kill_at_})
+    for (const auto& deadline : {terminate_at_, kill_at_, cut_at_})
       if (deadline) until = std::min(until, *deadline);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     return int(std::max<int64_t>(0, left.count()));
@@ -293,6 +403,11 @@ class Attempt {
       else
         killed_by_user_ = true;
       workers_.signal(SIGKILL);
+      cut_at_ = now + kFarewell;
+    }
+    if (cut_at_ && now >= *cut_at_) {
+      cut_at_.reset();
+      workers_.cut();
     }
   }
 
@@ -388,24 +503,56 @@ class Attempt {
   Workers workers_;
 
   std::optional<Ending> failure_;  // the first
-  std::optional<Clock::time_point> terminate_at_, kill_at_;
+  std::string host_;               // by which the workers reach us
+  std::optional<Clock::time_point> terminate_at_, kill_at_, cut_at_;
   bool stopped_others_ = false;
   bool interrupted_ = false;
   bool told_to_stop_ = false;
   bool killed_by_user_ = false;
 };
 
+// Deals the ranks out, host by host.
+void place(Program& program, const std::vector<Host>& hosts) {
+  for (const Host& host : hosts)
+    program.hosts.insert(program.hosts.end(), size_t(host.workers), host);
+  const int sum = int(program.hosts.size());
+  if (program.workers && program.workers != sum)
+    throw InvalidArgumentError(
+        fmt::format("-n {}, but the hosts have {} workers together", program.workers, sum));
+  if (sum > kMostWorkers)
+    throw InvalidArgumentError(
+        fmt::format("{} workers, of which there may be {} at most", sum, kMostWorkers));
+  program.workers = sum;
+  if (std::ranges::all_of(program.hosts, is_this_machine)) program.hosts.clear();
+}
+
+std::vector<std::string> words_of(const std::string& command) {
+  std::istringstream stream(command);
+  const std::vector<std::string> words(std::istream_iterator<std::string>(stream), {});
+  if (words.empty()) throw InvalidArgumentError("--ssh: expected a command");
+  return words;
+}
+
 }  // namespace
 
 int run(int argc, char** argv) {
   Program program;
   int restarts = 0;
-  CommandLine app("tutti run", "-n N [--restarts K] [--] PROGRAM [ARGUMENTS...]",
-                  "Starts a program as several workers on this machine.");
-  app.add_option("-n", program.workers, "how many workers, at most 4096")
-      ->required()
-      ->check(CLI::Range(1, 4096))
+  std::string hosts, hostfile, ssh = "ssh";
+  CommandLine app("tutti run", "[-n N] [--hosts A,B:4] [OPTIONS] [--] PROGRAM [ARGUMENTS...]",
+                  "Starts a program as several workers, on this machine or on others.");
+  app.add_option("-n", program.workers, "how many workers, at most 4096; with hosts, a check")
+      ->check(CLI::Range(1, kMostWorkers))
       ->option_text("N");
+  auto* const list =
+      app.add_option("--hosts", hosts, "start them there, B with 4 workers, over ssh")
+          ->option_text("A,B:4");
+  auto* const file =
+      app.add_option("--hostfile", hostfile, "hosts from a file, with lines B, B:4 or B slots=4")
+          ->option_text("FILE")
+          ->excludes(list);
+  app.add_option("--ssh", ssh, "what connects to a host, in the place of ssh; may have options")
+      ->option_text("COMMAND");
   app.add_option("--restarts", restarts, "start the job again, up to K times, when a worker fails")
       ->check(CLI::Range(0, 1'000'000))
       ->option_text("K");
@@ -414,15 +561,28 @@ int run(int argc, char** argv) {
   program.command = app.remaining();
   const bool marked = !program.command.empty() && program.command[0] == "--";
   if (marked) program.command.erase(program.command.begin());
-  if (program.command.empty() || (!marked && program.command[0].starts_with('-'))) {
-    const std::string wrong =
-        program.command.empty() ? "which program?" : "there is no option " + program.command[0];
+  std::string wrong;
+  if (!program.workers && !*list && !*file)
+    wrong = "-n is required, or --hosts, or --hostfile";
+  else if (program.command.empty())
+    wrong = "which program?";
+  else if (!marked && program.command[0].starts_with('-'))
+    wrong = "there is no option " + program.command[0];
+  if (!wrong.empty()) {
     std::fprintf(stderr, "tutti run: %s\n%s", wrong.c_str(), app.help().c_str());
+    return kUsageError;
+  }
+  try {
+    if (*list) place(program, parse_hosts(hosts));
+    if (*file) place(program, read_hostfile(hostfile));
+    program.ssh = words_of(ssh);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "tutti run: %s\n", error.what());
     return kUsageError;
   }
 
   become_launcher();
-  allow_descriptors_for(program.workers);
+  allow_descriptors_for(program);
   Fd signals = catch_signals();
   Sink out(STDOUT_FILENO), err(STDERR_FILENO);
   for (int attempt = 1;; ++attempt) {

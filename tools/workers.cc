@@ -15,6 +15,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "hosts.h"
+
 namespace tutti::tools {
 
 namespace {
@@ -70,6 +72,8 @@ struct SpawnOptions {
   SpawnOptions& operator=(const SpawnOptions&) = delete;
 };
 
+constexpr int kConnectionError = 255;  // ssh's own exit code
+
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> result;
   for (const std::string& string : strings) result.push_back(const_cast<char*>(string.c_str()));
@@ -80,6 +84,27 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }  // namespace
 
 std::string Ending::to_string() const {
+  if (connection) {
+    const auto& [host, program, remote_pid, words] = *connection;
+    const std::string there = fmt::format("rank {} on {}", rank, host);
+    const std::string told = words.empty() ? "" : ": " + words;
+    if (signal)
+      return fmt::format("{}: {} was killed by signal {} ({})", there, program, signal,
+                         strsignal(signal));
+    if (!remote_pid)
+      return code == kConnectionError
+                 ? fmt::format("{}: {} could not connect{}", there, program, told)
+                 : fmt::format("{}: {} exited with {} and no worker was started{}", there, program,
+                               code, told);
+    const std::string who = fmt::format("{} (pid {})", there, remote_pid);
+    if (code == kConnectionError)
+      return fmt::format("{} exited with {}, or {} lost the connection", who, code, program);
+    // All that a shell tells of a signal.
+    if (code > 128 && code - 128 < NSIG && sigabbrev_np(code - 128))
+      return fmt::format("{} exited with {}, as by signal {} ({})", who, code, code - 128,
+                         strsignal(code - 128));
+    return fmt::format("{} exited with {}", who, code);
+  }
   const std::string who = fmt::format("rank {} (pid {})", rank, pid);
   return signal ? fmt::format("{} was killed by signal {} ({})", who, signal, strsignal(signal))
                 : fmt::format("{} exited with {}", who, code);
@@ -108,15 +133,15 @@ Workers::Workers(Sink& out, Sink& err)
 
 Workers::~Workers() { end(); }
 
-void Workers::start(const std::vector<std::string>& command,
-                    const std::vector<std::string>& environment, int input) {
+Workers::Worker& Workers::spawn(const std::vector<std::string>& command,
+                                const std::vector<std::string>& environment, int input) {
   const int rank = int(workers_.size());
   Pipe out = make_pipe(), err = make_pipe();
   make_nonblocking(out.read);
   make_nonblocking(err.read);
 
   SpawnOptions options;
-  posix_spawn_file_actions_adddup2(&options.files, rank == 0 ? input : null_.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&options.files, input, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&options.files, out.write.get(), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&options.files, err.write.get(), STDERR_FILENO);
   pid_t pid = 0;
@@ -125,7 +150,7 @@ void Workers::start(const std::vector<std::string>& command,
     throw std::system_error(error, std::generic_category(),
                             fmt::format("cannot start {}", command[0]));
 
-  workers_.push_back({pid, Fd()});
+  workers_.push_back({.pid = pid});
   Worker& worker = workers_.back();
   worker.pidfd = Fd(int(checked(syscall(SYS_pidfd_open, pid, 0), "pidfd_open")));
   epoll_event event{EPOLLIN, {.u32 = uint32_t(rank)}};
@@ -133,6 +158,61 @@ void Workers::start(const std::vector<std::string>& command,
   ++running_;
   streams_.push_back({std::move(out.read), Lines(rank, out_)});
   streams_.push_back({std::move(err.read), Lines(rank, err_)});
+  return worker;
+}
+
+void Workers::start(const std::vector<std::string>& command,
+                    const std::vector<std::string>& environment, int input) {
+  spawn(command, environment, workers_.empty() ? input : null_.get());
+}
+
+void Workers::start_on(const std::string& host, const std::vector<std::string>& command,
+                       const std::vector<std::string>& environment, std::string script) {
+  Pipe input = make_pipe();
+  make_nonblocking(input.write);
+  Worker& worker = spawn(command, environment, input.read.get());
+  worker.connection = std::make_shared<Connection>();
+  worker.connection->host = host;
+  worker.connection->program = std::filesystem::path(command[0]).filename();
+  worker.input = std::move(input.write);
+  worker.unsent = std::move(script);
+  worker.feed();
+  const auto connection = worker.connection;
+  streams_.end()[-2].lines.watch([connection](const std::string& line) {
+    if (connection->pid) return false;
+    connection->pid = begins_worker(line);
+    return connection->pid != 0;
+  });
+  streams_.end()[-1].lines.watch([connection](const std::string& line) {
+    if (!connection->pid && !line.empty()) connection->last_words = line;
+    return false;
+  });
+}
+
+void Workers::Worker::feed() {
+  const ssize_t count = input ? write(input.get(), unsent.data(), unsent.size()) : 0;
+  if (count < 0 && errno != EAGAIN && errno != EINTR) {
+    input.close();  // it is gone, as we shall hear
+    unsent.clear();
+  }
+  if (count > 0) unsent.erase(0, size_t(count));
+}
+
+std::vector<int> Workers::unfed() const {
+  std::vector<int> result;
+  for (const Worker& worker : workers_)
+    if (worker.input && !worker.unsent.empty()) result.push_back(worker.input.get());
+  return result;
+}
+
+void Workers::feed() {
+  for (Worker& worker : workers_)
+    if (!worker.unsent.empty()) worker.feed();
+}
+
+void Workers::cut() {
+  for (const Worker& worker : workers_)
+    if (worker.connection) kill(-worker.pid, SIGKILL);
 }
 
 std::vector<Ending> Workers::take_ended() {
@@ -148,15 +228,26 @@ std::vector<Ending> Workers::take_ended() {
     if (waitid(P_PID, id_t(worker.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || !info.si_pid)
       continue;
     worker.pidfd.close();
+    worker.input.close();
+    worker.unsent.clear();
     --running_;
     const bool exited = info.si_code == CLD_EXITED;
-    result.push_back({rank, worker.pid, exited ? info.si_status : 0, exited ? 0 : info.si_status});
+    result.push_back({rank, worker.pid, exited ? info.si_status : 0, exited ? 0 : info.si_status,
+                      worker.connection});
   }
   return result;
 }
 
 void Workers::signal(int signal) {
-  for (const Worker& worker : workers_) kill(-worker.pid, signal);
+  for (Worker& worker : workers_) {
+    if (!worker.connection) {
+      kill(-worker.pid, signal);
+    } else if (worker.input) {
+      // There its session is its own, so that a SIGTSTP would not stop it.
+      worker.unsent += fmt::format("{}\n", signal == SIGTSTP ? "STOP" : sigabbrev_np(signal));
+      worker.feed();
+    }
+  }
 }
 
 void Workers::reap_adopted() {
@@ -167,6 +258,7 @@ void Workers::reap_adopted() {
 
 void Workers::end() {
   signal(SIGKILL);
+  cut();
   // When a child dies we adopt its children, those that left its process group among them.
   for (auto rest = children(); !rest.empty(); rest = children()) {
     for (const pid_t child : rest) kill(child, SIGKILL);

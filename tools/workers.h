@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,12 +15,21 @@
 
 namespace tutti::tools {
 
+// What is known here of a worker on another host, and of the program that connects us.
+struct Connection {
+  std::string host;
+  std::string program;     // "ssh"
+  int pid = 0;             // of the worker, on its host; 0: not started yet
+  std::string last_words;  // on stderr, before the worker started
+};
+
 // How a worker ended.
 struct Ending {
   int rank = 0;
   pid_t pid = 0;
-  int code = 0;    // what it returned
-  int signal = 0;  // what killed it
+  int code = 0;                                       // what it returned
+  int signal = 0;                                     // what killed it
+  std::shared_ptr<const Connection> connection = {};  // null on this machine
 
   bool failed() const { return code != 0 || signal != 0; }
   int exit_code() const { return signal ? 128 + signal : code; }
@@ -48,6 +58,11 @@ class Workers {
   void start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
              int input);
 
+  // Starts the next rank on another host, by a command such as {"ssh", "b", "sh -c ..."}, which
+  // gets `script` for its stdin and then the names of signals (hosts.h).
+  void start_on(const std::string& host, const std::vector<std::string>& command,
+                const std::vector<std::string>& environment, std::string script);
+
   size_t running() const { return running_; }
   std::vector<Stream>& streams() { return streams_; }
 
@@ -59,6 +74,13 @@ class Workers {
   // To all workers and to what they have started in their process groups.
   void signal(int signal);
 
+  // Descriptors of those for whom more is to be written than they have taken.
+  std::vector<int> unfed() const;
+  void feed();
+
+  // Ends the connections to other hosts. The workers there end when they notice.
+  void cut();
+
   // Waits for those of our adopted children that have ended.
   void reap_adopted();
 
@@ -67,9 +89,16 @@ class Workers {
 
  private:
   struct Worker {
-    pid_t pid;
-    Fd pidfd;
+    pid_t pid = 0;
+    Fd pidfd = {};
+    std::shared_ptr<Connection> connection = {};  // null on this machine
+    Fd input = {};                                // of the connection
+    std::string unsent = {};
+
+    void feed();
   };
+  Worker& spawn(const std::vector<std::string>& command,
+                const std::vector<std::string>& environment, int input);
 
   Sink& out_;
   Sink& err_;

@@ -119,6 +119,28 @@ class Job {
                                            blocks);
   }
 
+  JobLayout layout() {
+    char machine[256] = "";
+    gethostname(machine, sizeof(machine) - 1);
+    const nlohmann::json mine = {{"machine", machine},
+                                 {"named", !base::settings().host_id.empty()}};
+    JobLayout result{.ranks = {},
+                     .rank = membership_.rank,
+                     .source = membership_.source,
+                     .service = membership_.service,
+                     .network = surroundings_ ? surroundings_->network->transport().name() : ""};
+    const auto all =
+        link_->exchange(fmt::format("layout {}", layouts_++), mine.dump(), join_timeout());
+    for (size_t r = 0; r < all.size(); ++r) {
+      const auto place = nlohmann::json::parse(all[r]);
+      result.ranks.push_back({.address = membership_.addresses[r],
+                              .machine = place.at("machine"),
+                              .host = hosts_[r],
+                              .named = place.at("named")});
+    }
+    return result;
+  }
+
   // Says goodbye, and stays for the others where they need the service.
   void leave() {
     if (surroundings_) {
@@ -194,6 +216,7 @@ class Job {
       parsed.push_back(json::parse(hello));
       around.hosts.push_back(parsed.back().at("host"));
     }
+    hosts_ = around.hosts;
     Neighbours neighbours{
         .rank = 0, .addresses = {}, .hellos = {}, .alarm = around.alarm, .failure = around.failure};
     std::set<int> cores;
@@ -249,25 +272,39 @@ class Job {
   std::unique_ptr<UcxModule::Endpoint> endpoint_;
   Neighbourhood neighbourhood_;                       // of those on this host
   std::shared_ptr<const Surroundings> surroundings_;  // where there is more than one host
-  int groups_ = 0;
+  std::vector<std::string> hosts_;                    // the name of each rank's
+  int groups_ = 0, layouts_ = 0;
 };
 
-}  // namespace
+std::mutex job_mutex;
 
-std::unique_ptr<Backend> backend_from_environment() {
-  static std::mutex mutex;
+// The job of this process, joined by the first call; null: it is alone. Under job_mutex.
+Job* this_job() {
   // Never destroyed: groups in static variables may outlive any order of destruction.
   static Job* job = nullptr;
-  std::lock_guard lock(mutex);
   if (!job) {
     const std::optional<Membership> membership = cluster::membership_from_environment();
-    if (!membership) return std::move(make_in_process(1)[0]);
+    if (!membership) return nullptr;
     auto joined = std::make_unique<Job>(*membership);
     // Registered after the module was loaded, so before its own statics are destroyed.
     job = joined.release();
     std::atexit([] { job->leave(); });
   }
-  return job->new_group();
+  return job;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> backend_from_environment() {
+  std::lock_guard lock(job_mutex);
+  Job* const job = this_job();
+  return job ? job->new_group() : std::move(make_in_process(1)[0]);
+}
+
+JobLayout layout_from_environment() {
+  std::lock_guard lock(job_mutex);
+  Job* const job = this_job();
+  return job ? job->layout() : JobLayout{};
 }
 
 }  // namespace tutti::group

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "group/backend.h"
 
@@ -9,5 +11,23 @@ namespace tutti::group {
 
 // A new group of all workers of the job that the environment describes, or of this process alone.
 std::unique_ptr<Backend> backend_from_environment();
+
+// Where the ranks of a job are, and what moves data between them.
+struct JobLayout {
+  struct Place {
+    std::string address;  // in the cluster
+    std::string machine;  // the name that it has for itself
+    std::string host;     // ranks with the same share memory
+    bool named = false;   // by TUTTI_HOST_ID; else `host` is found out: "BOOT PROCESSES"
+  };
+  std::vector<Place> ranks;  // empty: this process is alone
+  int rank = 0;
+  std::string source;   // who tells of the job: "TF_CONFIG", "Slurm", ...
+  std::string service;  // the address of the coordination service
+  std::string network;  // "ucx" or "mpi"; empty: all ranks share memory
+};
+
+// Of the job that the environment describes; a collective.
+JobLayout layout_from_environment();
 
 }  // namespace tutti::group

@@ -14,55 +14,12 @@
 namespace tutti::testing {
 namespace {
 
-namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
-
-// A folder for one test.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "tutti_run_XXXXXX").string();
-    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
-
-std::string content(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-// 'R', 'S', 'T' ...
-char state(pid_t process) {
-  const std::string status = content("/proc/" + std::to_string(process) + "/status");
-  const size_t at = status.find("State:\t");
-  return at == std::string::npos ? 0 : status[at + 7];
-}
-
-// The process ids that workers have printed as "pid 4711".
-std::vector<pid_t> printed_pids(const std::string& text) {
-  std::vector<pid_t> pids;
-  for (size_t at = text.find("pid "); at != std::string::npos; at = text.find("pid ", at + 1))
-    pids.push_back(std::atoi(text.c_str() + at + 4));
-  return pids;
-}
-
-void expect_all_gone(const std::string& text, size_t count) {
-  const std::vector<pid_t> pids = printed_pids(text);
-  EXPECT_EQ(pids.size(), count) << text;
-  for (const pid_t pid : pids) EXPECT_FALSE(alive(pid)) << "process " << pid << " is left";
-}
 
 // ---- what workers get
 

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -21,6 +23,7 @@ extern char** environ;
 
 namespace tutti::testing {
 
+namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 inline std::vector<std::string> lines_of(const std::string& text) {
@@ -47,6 +50,48 @@ bool eventually(Condition condition) {
 }
 
 inline bool alive(pid_t pid) { return kill(pid, 0) == 0; }
+
+// A folder for one test.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "tutti_run_XXXXXX").string();
+    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  fs::path path_;
+};
+
+inline std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// 'R', 'S', 'T' ...
+inline char state(pid_t process) {
+  const std::string status = content("/proc/" + std::to_string(process) + "/status");
+  const size_t at = status.find("State:\t");
+  return at == std::string::npos ? 0 : status[at + 7];
+}
+
+// The process ids that workers have printed as "pid 4711".
+inline std::vector<pid_t> printed_pids(const std::string& text) {
+  std::vector<pid_t> pids;
+  for (size_t at = text.find("pid "); at != std::string::npos; at = text.find("pid ", at + 1))
+    pids.push_back(std::atoi(text.c_str() + at + 4));
+  return pids;
+}
+
+inline void expect_all_gone(const std::string& text, size_t count) {
+  const std::vector<pid_t> pids = printed_pids(text);
+  EXPECT_EQ(pids.size(), count) << text;
+  for (const pid_t pid : pids) EXPECT_FALSE(alive(pid)) << "process " << pid << " is left";
+}
 
 // A program that runs, with our ends of its standard streams.
 class Process {

@@ -1,0 +1,170 @@
+#include "layout.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/settings.h"
+#include "group/algorithms/networked.h"
+#include "group/interfaces.h"
+#include "group/job.h"
+#include "group/tree.h"
+
+namespace tutti::tools {
+
+namespace {
+
+using group::JobLayout;
+using nlohmann::json;
+
+std::string text_of(const json& value) { return value.get<std::string>(); }
+
+// {0, 1, 2, 5}: "0-2, 5"
+std::string ranges(const std::vector<int>& ranks) {
+  std::vector<std::string> parts;
+  for (size_t first = 0, next; first < ranks.size(); first = next) {
+    for (next = first + 1; next < ranks.size() && ranks[next] == ranks[next - 1] + 1; ++next) {
+    }
+    parts.push_back(next - first == 1 ? fmt::format("{}", ranks[first])
+                                      : fmt::format("{}-{}", ranks[first], ranks[next - 1]));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string called(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + ranges(ranks);
+}
+
+std::string why_apart(const JobLayout::Place& a, const JobLayout::Place& b) {
+  if (a.named || b.named) return "TUTTI_HOST_ID says so";
+  const auto boot = [](const JobLayout::Place& place) {
+    return place.host.substr(0, place.host.find(' '));
+  };
+  return boot(a) == boot(b) ? "one machine, but containers that do not see each other's processes"
+                            : "two machines";
+}
+
+std::string interface_in_use(const JobLayout& layout) {
+  if (layout.network == "mpi") return "what MPI chooses";
+  if (const std::string set = base::settings().interfaces; !set.empty())
+    return set + " (TUTTI_INTERFACES)";
+  if (const char* set = std::getenv("UCX_NET_DEVICES"); set && *set)
+    return fmt::format("{} (UCX_NET_DEVICES)", set);
+  const std::string& address = layout.ranks[0].address;
+  const std::string name = group::interface_of(address);
+  return name.empty() ? fmt::format("what UCX chooses (rank 0 has no interface with {})", address)
+                      : fmt::format("{}, on rank 0 (it has {})", name, address);
+}
+
+json describe(const JobLayout& job) {
+  std::vector<std::string> names;
+  for (const auto& place : job.ranks) names.push_back(job.network.empty() ? "" : place.host);
+  const group::Layout layout(names, job.rank);
+  const size_t hosts = layout.hosts.size();
+  const std::string& asked = base::settings().backend;
+
+  json result = {{"ranks", job.ranks.size()},
+                 {"source", job.source},
+                 {"service", job.service},
+                 {"apart", !job.network.empty() && !asked.empty()}};
+  bool shared = false;
+  for (const std::vector<int>& ranks : layout.hosts) {
+    const auto& first = job.ranks[size_t(ranks[0])];
+    shared |= ranks.size() > 1;
+    std::vector<std::string> addresses;
+    for (const int rank : ranks) addresses.push_back(job.ranks[size_t(rank)].address);
+    // What a host sends in the place of its ranks' values.
+    std::vector<bool> mine(job.ranks.size());
+    for (const int rank : ranks) mine[size_t(rank)] = true;
+    json partials = json::array();
+    if (hosts > 1)
+      for (const auto& [from, leaves] : group::largest_subtrees(
+               job.ranks.size(), [&](size_t leaf) { return bool(mine[leaf]); })) {
+        std::vector<int> under;
+        for (size_t leaf = from; leaf < from + leaves; ++leaf) under.push_back(int(leaf));
+        partials.push_back(under);
+      }
+    result["hosts"].push_back({{"machine", first.machine},
+                               {"host_id", first.named ? first.host : ""},
+                               {"ranks", ranks},
+                               {"addresses", addresses},
+                               {"partial_sums", partials}});
+  }
+  const std::string by_setting = asked.empty() ? "" : fmt::format("TUTTI_BACKEND={}", asked);
+  if (job.network.empty()) {
+    result["within"] = {
+        {"backend", "shm"},
+        {"reason", asked.empty() ? "all ranks are on one host, and share memory" : by_setting}};
+    return result;
+  }
+  if (shared)
+    result["within"] = {{"backend", "shm"}, {"reason", "the ranks of a host share memory"}};
+  const size_t other = size_t(layout.leader(1));
+  result["between"] = {
+      {"backend", job.network},
+      {"reason", !asked.empty()
+                     ? by_setting + ", which takes every rank for a host of its own"
+                     : fmt::format("ranks 0 and {} do not share memory: {}; TUTTI_BACKEND is empty",
+                                   other, why_apart(job.ranks[0], job.ranks[other]))},
+      {"interface", interface_in_use(job)}};
+  return result;
+}
+
+std::string name_of(const json& host) {
+  const std::string id = host["host_id"];
+  return id.empty() ? text_of(host["machine"])
+                    : fmt::format("{} (host {})", text_of(host["machine"]), id);
+}
+
+void print(const json& job) {
+  const auto& hosts = job["hosts"];
+  const std::string where = job["apart"].get<bool>() ? ""
+                            : hosts.size() == 1      ? " on one host"
+                                                     : fmt::format(" on {} hosts", hosts.size());
+  fmt::print("Job of {} ranks{}, described by {}; coordinated at {}\n\n", job["ranks"].get<int>(),
+             where, text_of(job["source"]), text_of(job["service"]));
+  fmt::print("Hosts\n");
+  for (const auto& host : hosts)
+    fmt::print("  {:<28}{:<18}{}\n", name_of(host), called(host["ranks"]),
+               fmt::join(host["addresses"].get<std::vector<std::string>>(), " "));
+  fmt::print("\nData\n");
+  if (job.contains("within"))
+    fmt::print("  {:<16}{:<6}{}\n", "within a host", text_of(job["within"]["backend"]),
+               text_of(job["within"]["reason"]));
+  if (!job.contains("between")) {
+    fmt::print("  {:<16}{:<6}nothing leaves the host\n", "between hosts", "-");
+    return;
+  }
+  const auto& between = job["between"];
+  fmt::print("  {:<16}{:<6}{}\n", "between hosts", text_of(between["backend"]),
+             text_of(between["reason"]));
+  fmt::print("  {:<16}{:<6}{}\n", "interface", "", text_of(between["interface"]));
+  fmt::print("\nPartial sums that a host sends for each element of an all_reduce\n");
+  for (const auto& host : hosts) {
+    std::vector<std::string> parts;
+    for (const auto& under : host["partial_sums"]) parts.push_back(called(under));
+    fmt::print("  {:<28}{}: {}\n", name_of(host), parts.size(), fmt::join(parts, " | "));
+  }
+}
+
+}  // namespace
+
+int show_layout(bool as_json) {
+  const JobLayout layout = group::layout_from_environment();
+  if (layout.rank != 0) return 0;
+  const json job = layout.ranks.empty() ? json{{"ranks", 1}} : describe(layout);
+  if (as_json)
+    fmt::print("{}\n", job.dump(2, ' ', false, json::error_handler_t::replace));
+  else if (layout.ranks.empty())
+    fmt::print(
+        "A job of one: neither TF_CONFIG nor torchrun, srun or mpirun tell of others. Start it as "
+        "a job, as in tutti run -n 4 -- tutti info --job\n");
+  else
+    print(job);
+  return 0;
+}
+
+}  // namespace tutti::tools

@@ -1,0 +1,9 @@
+// tutti info --job: where the ranks of a job are, what moves data between them, and why.
+#pragma once
+
+namespace tutti::tools {
+
+// A collective: every rank of the job calls it, and rank 0 prints. Returns the exit code.
+int show_layout(bool json);
+
+}  // namespace tutti::tools
