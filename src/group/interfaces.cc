@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "cluster/checks.h"
+
 namespace tutti::group {
 
 namespace {
@@ -43,7 +45,12 @@ std::string interface_of(const std::string& address) {
   const Interfaces all = interfaces_of_this_machine();
   for (const addrinfo* a = found; a; a = a->ai_next)
     for (const ifaddrs* i = all.get(); i; i = i->ifa_next)
-      if (i->ifa_addr && same_host(i->ifa_addr, a->ai_addr)) return i->ifa_name;
+      // A name that this machine knows as its loopback is another to other hosts.
+      if (i->ifa_addr && same_host(i->ifa_addr, a->ai_addr) &&
+          (!(i->ifa_flags & IFF_LOOPBACK) || cluster::is_loopback(address))) {
+        const std::string name = i->ifa_name;
+        return name.substr(0, name.find(':'));  // an alias is no device
+      }
   return {};
 }
 

@@ -5,10 +5,12 @@
 
 #include <unistd.h>
 
+#include <condition_variable>
 #include <cstdlib>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "base/log.h"
 #include "base/module.h"
@@ -34,6 +36,7 @@ using cluster::Service;
 constexpr std::chrono::seconds kLinger{5};
 // How long a worker on a network stays for what it has sent.
 constexpr std::chrono::seconds kFarewell{1};
+constexpr std::chrono::milliseconds kProgress{50};
 
 // Settings say "for ever" as 0.
 std::chrono::nanoseconds join_timeout() {
@@ -144,6 +147,7 @@ class Job {
   // Says goodbye, and stays for the others where they need the service.
   void leave() {
     if (surroundings_) {
+      progress_ = {};
       // What was sent last may still be on its way to those who are about to leave, too.
       surroundings_->network->transport().flush(kFarewell);
       try {
@@ -184,19 +188,25 @@ class Job {
     gethostname(name, sizeof(name) - 1);
     const std::vector<std::string> hosts = mpi_->all_gather(name);
     for (size_t r = 0; r < hosts.size(); ++r) membership_.addresses[r] = hosts[r];
-    std::string service;
-    if (membership_.serves) {
-      const bool one_host = std::set(hosts.begin(), hosts.end()).size() == 1;
-      const std::string host =
-          one_host ? "127.0.0.1" : outside_address(base::settings().interfaces);
-      if (host.empty())
-        throw UnavailableError(
-            "no network interface is up for the coordination service; TUTTI_INTERFACES names "
-            "those to use");
-      service_ = module().serve(description(), cluster::address_of(host, 0));
-      service = service_->address();
-    }
-    membership_.service = mpi_->all_gather(service)[0];
+    std::string service, trouble;
+    if (membership_.serves) try {
+        const bool one_host = std::set(hosts.begin(), hosts.end()).size() == 1;
+        const std::string host =
+            one_host ? "127.0.0.1" : outside_address(base::settings().interfaces);
+        if (host.empty())
+          throw UnavailableError(
+              "no network interface is up for the coordination service; TUTTI_INTERFACES names "
+              "those to use");
+        service_ = module().serve(description(), cluster::address_of(host, 0));
+        service = service_->address();
+      } catch (const Error& error) {
+        trouble = error.what();  // the others wait to hear it
+      }
+    constexpr char kTrouble = '!';
+    const std::string said = mpi_->all_gather(trouble.empty() ? service : kTrouble + trouble)[0];
+    if (said.starts_with(kTrouble))
+      throw UnavailableError("rank 0 cannot run the coordination service: " + said.substr(1));
+    membership_.service = said;
   }
 
   // Finds out where everybody is, and how to get there.
@@ -237,6 +247,16 @@ class Job {
     around.neighbourhood = neighbourhood_;
     around.network = std::make_shared<Network>(transport(), membership_.rank, size());
     surroundings_ = std::make_shared<const Surroundings>(std::move(around));
+    // Nobody else does while the program computes, and what it has sent may still be on this side.
+    progress_ = std::jthread([this](std::stop_token stop) {
+      std::mutex mutex;
+      std::unique_lock lock(mutex);
+      while (!pause_.wait_for(lock, stop, kProgress, [&] { return stop.stop_requested(); })) {
+        if (stop.stop_requested()) return;
+        surroundings_->network->transport().progress();
+        surroundings_->network->listen();
+      }
+    });
   }
 
   std::unique_ptr<Transport> transport() {
@@ -274,6 +294,8 @@ class Job {
   std::shared_ptr<const Surroundings> surroundings_;  // where there is more than one host
   std::vector<std::string> hosts_;                    // the name of each rank's
   int groups_ = 0, layouts_ = 0;
+  std::condition_variable_any pause_;
+  std::jthread progress_;  // where there is more than one host
 };
 
 std::mutex job_mutex;

@@ -55,8 +55,10 @@ void Network::post_ear(size_t rank) {
 
 uint32_t Network::new_id() {
   std::lock_guard lock(mutex_);
-  // 0 is nobody's.
-  return (++ids_ * uint32_t(size_) + uint32_t(rank_)) % kIds;
+  const uint64_t id = ++ids_ * uint64_t(size_) + uint64_t(rank_);  // 0 is nobody's
+  if (id >= kIds)
+    throw ResourceExhaustedError("group: this job has made too many groups; keep those it has");
+  return uint32_t(id);
 }
 
 void Network::add(uint32_t group, Listener* listener) {

@@ -66,7 +66,7 @@ class Network {
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
   std::mutex mutex_;
-  uint32_t ids_ = 0;
+  uint64_t ids_ = 0;
   std::map<uint32_t, Listener*> listeners_;
   struct Ear {
     Transport::Message* message = nullptr;

@@ -50,6 +50,8 @@ struct Waiting {
   Patience patience;
   std::optional<std::chrono::steady_clock::time_point> started = {};  // its first wait
   bool warned = false;
+  std::optional<std::chrono::steady_clock::time_point> lost =
+      {};  // the connection to whom it waits for
 };
 
 // What lies in shared memory. Atomics without locks, and no pointers.

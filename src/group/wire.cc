@@ -65,6 +65,7 @@ Wire::Wire(WireGroup group, std::shared_ptr<Network> network,
 
 Wire::~Wire() {
   network_->remove(group_.id);
+  if (has_lost_memory()) static_cast<void>(greetings_.release());
   tell_all({.group = group_.id, .left = 1});
   transport_.progress();
 }
@@ -139,8 +140,18 @@ void Wire::disagree(int peer) {
 
 Wire::Flight::~Flight() {
   // Only where something failed is there anything left. Its memory must not be touched afterwards.
-  for (Item& item : items_)
-    if (item.message) wire_.transport_.cancel(item.message);
+  // Receives first: they are soon done.
+  for (const bool sending : {false, true})
+    for (Item& item : items_)
+      if (item.sending == sending) wire_.give_up(item.message);
+}
+
+void Wire::give_up(Transport::Message* message) {
+  if (!message || transport_.cancel(message)) return;
+  lost_memory_.store(true);
+  base::log_once(base::LogLevel::warning,
+                 "a message could not be called back when its operation failed: a rank that was "
+                 "stopped may still write to the memory it was for");
 }
 
 size_t Wire::Flight::send(int peer, Lane lane, const void* data, size_t bytes) {
@@ -196,6 +207,7 @@ void Wire::await(Transport::Message*& message, const Need& need) {
     if (crowded_) sched_yield();
   }
   Clock::time_point last = Clock::now();
+  need.waiting.lost.reset();
   if (!need.waiting.started) need.waiting.started = last;
   while (true) {
     transport_.sleep(kLook);
@@ -240,7 +252,11 @@ void Wire::look_around(const Need& need) {
                        name_of(need.peer), progress(need.peer)));
     }
   }
-  if (!transport_.loss(outer(need.peer)).empty()) broken(need);
+  // What it sent last may be here already, and only has to be taken in.
+  if (!transport_.loss(outer(need.peer)).empty()) {
+    if (!need.waiting.lost) need.waiting.lost = now;
+    if (now - *need.waiting.lost > kReason) broken(need);
+  }
   const Patience& patience = need.waiting.patience;
   const nanoseconds waited = now - *need.waiting.started;
   const auto missing = [&] {
@@ -350,6 +366,8 @@ void Wire::recv(const Description& what, const detail::Memory& out, int64_t tag,
   while (true) {
     Head head;
     take(Lane::head, &head, sizeof(head));
+    if (head.dtype > DType::float64)
+      fail(ErrorCode::data_loss, fmt::format("recv: {} sent what is no message", name_of(peer)));
     const bool mine = head.tag == tag;
     if (mine) expect(head.dtype, head.bytes);
     Stored aside{head.tag, head.dtype, std::vector<std::byte>(mine ? 0 : head.bytes)};

@@ -81,18 +81,27 @@ class Wire final : private Network::Listener {
   };
 
   // At once, with fill(peer, memory) -> bytes for each, at most kSmallMessage.
+  // `neighbours` meet in their window meanwhile, where they may be in a reduction.
   template <class Fill>
-  void meet(std::span<const int> peers, const Fill& fill) {
+  void meet(std::span<const int> peers, const Fill& fill, Window* neighbours = nullptr) {
     std::vector<size_t> bytes;
     for (const int peer : peers) bytes.push_back(fill(peer, to_tell(peer)));
-    Greetings(*this, peers, bytes).finish();
+    meet(peers, neighbours, bytes);
   }
-  void meet(std::span<const int> peers) { Greetings(*this, peers).finish(); }
+  void meet(std::span<const int> peers, Window* neighbours, std::span<const size_t> bytes = {}) {
+    Greetings greetings(*this, peers, bytes);
+    if (neighbours) neighbours->meet();
+    greetings.finish();
+  }
   const std::byte* told(int peer) const;
 
   // Between two ranks, beside the collectives.
   void send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience);
   void recv(const Description& what, const detail::Memory& out, int64_t tag, Patience patience);
+
+  // A message could not be called back, and may still be written to: memory that it might be in is
+  // never used again.
+  bool has_lost_memory() const { return lost_memory_.load(); }
 
   [[noreturn]] void fail(ErrorCode code, const std::string& text);
   void poison(ErrorCode code, const std::string& text);
@@ -119,14 +128,13 @@ class Wire final : private Network::Listener {
   int outer(int peer) const { return group_.ranks[size_t(peer)]; }
   // One message, got rid of where it is not waited for to the end.
   struct Parcel {
-    Parcel(Wire& wire, Transport::Message* m) : transport(wire.transport_), message(m) {}
-    ~Parcel() {
-      if (message) transport.cancel(message);
-    }
+    Parcel(Wire& w, Transport::Message* m) : wire(w), message(m) {}
+    ~Parcel() { wire.give_up(message); }
     Parcel(const Parcel&) = delete;
-    Transport& transport;
+    Wire& wire;
     Transport::Message* message;
   };
+  void give_up(Transport::Message* message);
   std::byte* to_tell(int peer) const;
   // Until it is over, and null.
   void await(Transport::Message*& message, const Need& need);
@@ -156,7 +164,7 @@ class Wire final : private Network::Listener {
   // What peers say besides: that they failed, or that they leave.
   mutable std::mutex mutex_;
   std::optional<cluster::Failure> poison_;
-  std::atomic<bool> poisoned_{false};
+  std::atomic<bool> poisoned_{false}, lost_memory_{false};
   std::vector<std::optional<std::chrono::steady_clock::time_point>> left_;
   std::vector<std::atomic<uint64_t>> heard_;    // the last operation that a peer greeted for
   std::vector<std::vector<Stored>> unclaimed_;  // messages by sender, received before their turn

@@ -231,7 +231,25 @@ def loss_is_survived(options):
     return slow(options, 150, disturb)
 
 
-CASES = [the_mixture_is_exact, the_contract_holds, bits_are_the_same_in_all_layouts, a_rank_that_is_killed_is_named,
+def no_more_travels_than_has_to(options):
+    """Of a sum of B bytes on H hosts, 2 (H - 1) / H times B leave each, however many ranks are on it."""
+    count, times = 4_000_000, 3
+    worst = 0
+    for host_of in (layout(2, 2), layout(3, 2), layout(2, 1)):
+        with HostsJob(options, host_of) as job:
+            job.start_workers([job.program("layout_worker"), "traffic", str(count), str(times)])
+            job.expect_all_well()
+            hosts = len(set(host_of))
+            least = 2 * (hosts - 1) / hosts * 4 * count * times
+            for host in range(hosts):
+                worst = max(worst, job.hosts.sent(host) / least)
+                check(job.hosts.sent(host) >= least, f"host {host} sent {job.hosts.sent(host)}, less than there is")
+    check(worst <= 1.05, f"a host sent {worst:.3f} times what it has to")
+    return f"{worst:.3f} times that at most"
+
+
+CASES = [the_mixture_is_exact, the_contract_holds, bits_are_the_same_in_all_layouts, no_more_travels_than_has_to,
+         a_rank_that_is_killed_is_named,
          a_rank_that_is_stopped_is_named, hosts_that_are_parted_say_so, a_cut_of_a_second_is_survived,
          a_stall_is_survived, loss_is_survived]
 

@@ -1,6 +1,7 @@
 // A worker whose results must have the same bits wherever the ranks are.
 //   layout_worker            this process among the workers of its job
 //   layout_worker threads N  N threads of this process
+//   layout_worker traffic N TIMES  only sums N floats, so many times
 // Reports "bits" for every case: its name and a hash of the result. Cases of one name have the same
 // data, whichever way it is reduced, so the hashes of a name are all alike.
 #include <tutti/tutti.h>
@@ -120,7 +121,8 @@ class Cases {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 2) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "threads") {
     std::vector<std::thread> threads;
     for (const Group& group : Group::in_process(std::stoi(argv[2])))
       threads.emplace_back([group] { Cases(group).run(); });
@@ -130,7 +132,12 @@ int main(int argc, char** argv) {
   const Group group = Group::from_environment();
   report("ready", group.rank(), std::string(group.backend()));
   try {
-    Cases(group).run();
+    if (mode == "traffic") {
+      std::vector<float> data(std::stoul(argv[2]), 1.f);
+      for (int i = 0; i < std::stoi(argv[3]); ++i) group.all_reduce(data, ReduceOp::MEAN);
+    } else {
+      Cases(group).run();
+    }
   } catch (const Error& error) {
     report("error", group.rank(), error);
     return 3;

@@ -1,5 +1,7 @@
 #include "group/algorithms/networked.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -60,6 +62,12 @@ void Networked::Cut::update(std::span<const int> new_owners, const Layout& layou
   for (const Value& value : order) all.push_back(value.subtree);
 }
 
+Networked::~Networked() {
+  if (!wire_.has_lost_memory()) return;
+  own_staging_.abandon();
+  for (Scratch& scratch : received_) scratch.abandon();
+}
+
 // One reduction, seen from one rank. Those of a host that do not lead it meet the others in the
 // window, and never touch the wire.
 class Networked::Reducer {
@@ -106,6 +114,9 @@ class Networked::Reducer {
     // Enough blocks that they overlap, unless they become so small that their number costs more.
     const size_t block = std::min(slot_ / most, std::max(stream_.bytes() / 8, hosts_ * kLeast));
     block_ = std::max(block / kAlign, size_t{1}) * kAlign;
+    if (block_ * most > slot_)
+      throw UnimplementedError(
+          fmt::format("all_reduce: {} values of each element on one host are too many", most));
   }
 
   void run() {
@@ -474,15 +485,18 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
   const auto exchange = [&](size_t bytes, const std::vector<int>& to, const auto& part,
                             const std::vector<int>& from, const auto& place) {
     if (bytes <= kSmallMessage) {
-      wire_.meet(others_, [&](int peer, std::byte* memory) -> size_t {
-        if (std::ranges::find(to, peer) == to.end()) return 0;
-        copy_bytes(memory, part(peer), bytes);
-        return bytes;
-      });
+      wire_.meet(
+          others_,
+          [&](int peer, std::byte* memory) -> size_t {
+            if (std::ranges::find(to, peer) == to.end()) return 0;
+            copy_bytes(memory, part(peer), bytes);
+            return bytes;
+          },
+          window_);
       for (const int peer : from) copy_bytes(place(peer), wire_.told(peer), bytes);
       return;
     }
-    wire_.meet(others_);
+    wire_.meet(others_, window_);
     Wire::Flight flight(wire_);
     for (const int peer : from) flight.receive(peer, Lane::data, place(peer), bytes);
     for (const int peer : to) flight.send(peer, Lane::data, part(peer), bytes);
@@ -491,7 +505,7 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
   const std::vector<int> nobody, the_root{root};
   const auto& all = others_;
   switch (what.kind) {
-    case Collective::barrier: wire_.meet(others_); break;
+    case Collective::barrier: wire_.meet(others_, window_); break;
     case Collective::broadcast:
       if (out_bytes > kSmallMessage && n > 2) {
         broadcast(out, out_bytes, root);
@@ -544,7 +558,7 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
 // Each rank gets a part of it from the root, and passes it on to all.
 void Networked::broadcast(std::byte* data, size_t bytes, int root) {
   const int me = wire_.rank(), n = wire_.size();
-  wire_.meet(others_);
+  wire_.meet(others_, window_);
   const size_t share = rounded_up((bytes + size_t(n) - 2) / size_t(n - 1));
   const auto part = [&](int rank) {
     const size_t index = size_t(rank < root ? rank : rank - 1);
@@ -589,25 +603,27 @@ void Networked::reduce_scatter(const GroupCall& call) {
                          false);
   };
   if (bytes <= kSmallMessage) {
-    wire_.meet(others_, [&](int peer, std::byte* memory) {
-      copy_bytes(memory, in + size_t(peer) * bytes, bytes);
-      return bytes;
-    });
+    wire_.meet(
+        others_,
+        [&](int peer, std::byte* memory) {
+          copy_bytes(memory, in + size_t(peer) * bytes, bytes);
+          return bytes;
+        },
+        window_);
     return combine(0, bytes, [&](size_t r) { return wire_.told(int(r)); });
   }
-  wire_.meet(others_);
-  std::vector<std::byte> memory[2];
+  wire_.meet(others_, window_);
   std::vector<size_t> posted[2];
   Wire::Flight flight(wire_);
   const size_t parts = (bytes + kPart - 1) / kPart;
   for (size_t i = 0; i < parts + 1; ++i) {
     if (i < parts) {
       const size_t at = i * kPart, now = std::min(kPart, bytes - at);
-      memory[i % 2].resize(n * kPart);
+      std::byte* const memory = received_[i % 2].at_least(n * kPart);
       posted[i % 2].clear();
       for (const int peer : others_)
         posted[i % 2].push_back(
-            flight.receive(peer, Lane::data, memory[i % 2].data() + size_t(peer) * kPart, now));
+            flight.receive(peer, Lane::data, memory + size_t(peer) * kPart, now));
       for (const int peer : others_)
         flight.send(peer, Lane::data, in + size_t(peer) * bytes + at, now);
     }
@@ -615,7 +631,7 @@ void Networked::reduce_scatter(const GroupCall& call) {
     const size_t at = (i - 1) * kPart;
     for (const size_t number : posted[(i - 1) % 2]) flight.wait(number);
     combine(at, std::min(kPart, bytes - at),
-            [&](size_t r) { return memory[(i - 1) % 2].data() + r * kPart; });
+            [&](size_t r) { return received_[(i - 1) % 2].at_least(0) + r * kPart; });
   }
   flight.wait_all();
 }
@@ -624,7 +640,7 @@ void Networked::all_gather_uneven(const Description& what, const detail::Memory&
                                   const detail::Memory& out, std::span<const int64_t> counts,
                                   Patience patience) {
   begin(what, patience);
-  wire_.meet(others_);
+  wire_.meet(others_, window_);
   const size_t each = size_of(in.dtype);
   Wire::Flight flight(wire_);
   std::byte* to = bytes_of(out.data);

@@ -45,6 +45,8 @@ class Networked {
  public:
   // `window`: of the ranks on this host, null where this is the only one; so is `staging`.
   Networked(Wire& wire, const Layout& layout, Window* window, Staging staging);
+  ~Networked();
+  Networked(const Networked&) = delete;
 
   void run(const Description& what, const detail::GroupCall& call, Patience patience);
   void all_reduce(const Description& what, const LeafReduction& reduction, Patience patience);
@@ -72,9 +74,13 @@ class Networked {
   class Scratch {
    public:
     std::byte* at_least(size_t bytes) {
-      if (bytes > bytes_) memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes_ = bytes);
+      if (bytes > bytes_) {
+        memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+        bytes_ = bytes;
+      }
       return memory_.get();
     }
+    void abandon() { static_cast<void>(memory_.release()); }
 
    private:
     std::unique_ptr<std::byte[]> memory_;

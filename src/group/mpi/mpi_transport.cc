@@ -19,6 +19,7 @@ class Transport::Message {
  public:
   MPI_Request request;
   bool sending;
+  bool failed = false;
 };
 
 namespace {
@@ -71,27 +72,42 @@ World& world() {
   return instance;
 }
 
+// A program that initialised MPI itself may be done with it before we are.
+bool is_finalized() {
+  int done = 0;
+  MPI_Finalized(&done);
+  return done;
+}
+
 class MpiTransport : public Transport {
  public:
   const char* name() const override { return "mpi"; }
 
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
     std::lock_guard lock(mutex);
+    const int n = count(bytes);
     auto* const message = new Message{MPI_REQUEST_NULL, true};
-    MPI_Isend(data, count(bytes), MPI_BYTE, to, tag_of(tag), world().communicator,
-              &message->request);
+    message->failed =
+        is_finalized() || MPI_Isend(data, n, MPI_BYTE, to, tag_of(tag), world().communicator,
+                                    &message->request) != MPI_SUCCESS;
     return message;
   }
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
     std::lock_guard lock(mutex);
+    const int n = count(bytes);
     auto* const message = new Message{MPI_REQUEST_NULL, false};
-    MPI_Irecv(data, count(bytes), MPI_BYTE, from, tag_of(tag), world().communicator,
-              &message->request);
+    message->failed =
+        is_finalized() || MPI_Irecv(data, n, MPI_BYTE, from, tag_of(tag), world().communicator,
+                                    &message->request) != MPI_SUCCESS;
     return message;
   }
   State test(Message* message) override {
     if (!message) return State::over;
     std::lock_guard lock(mutex);
+    if (message->failed || is_finalized()) {
+      delete message;
+      return State::failed;
+    }
     int done = 0;
     const int status = MPI_Test(&message->request, &done, MPI_STATUS_IGNORE);
     if (status == MPI_SUCCESS && !done) return State::under_way;
@@ -100,6 +116,7 @@ class MpiTransport : public Transport {
   }
   bool is_under_way(const Message* message) override {
     std::lock_guard lock(mutex);
+    if (message->failed || is_finalized()) return false;
     int done = 0;
     return MPI_Request_get_status(message->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
            !done;
@@ -107,6 +124,11 @@ class MpiTransport : public Transport {
   bool cancel(Message* message) override {
     if (!message) return true;
     std::lock_guard lock(mutex);
+    if (message->failed || is_finalized()) {
+      const bool never_began = message->failed;
+      delete message;
+      return never_began;
+    }
     // A send cannot be called back for sure. It gets a moment, and then its memory is given up.
     if (!message->sending) MPI_Cancel(&message->request);
     int done = 0;
@@ -120,6 +142,7 @@ class MpiTransport : public Transport {
   }
   void progress() override {
     std::lock_guard lock(mutex);
+    if (is_finalized()) return;
     int found = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world().communicator, &found, MPI_STATUS_IGNORE);
   }

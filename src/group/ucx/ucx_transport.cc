@@ -156,18 +156,22 @@ class UcxTransport : public Transport {
   bool cancel(Message* message) override {
     if (!message) return true;
     std::lock_guard lock(mutex_);
+    bool done = true;
     if (message->request) {
       if (!message->sending) ucp_request_cancel(ucx_->worker(), message->request);
-      if (!progress_until_done(message)) {
+      // Those that are given up together share one wait.
+      const auto now = Clock::now();
+      if (now > patience_until_ + kPatience) patience_until_ = now + kPatience;
+      if (!progress_until_done(message, patience_until_)) {
         // Its memory is wanted back, and nobody takes it: there is no other way.
         Peer& peer = peers_[size_t(message->peer)];
         peer.loss.store("it does not take what is sent to it");
         close(peer, UCP_EP_CLOSE_MODE_FORCE);
-        progress_until_done(message);
+        done = progress_until_done(message, Clock::now() + kPatience);
       }
     }
     drop(message);
-    return true;
+    return done;
   }
 
   void progress() override {
@@ -184,8 +188,8 @@ class UcxTransport : public Transport {
     {
       std::lock_guard lock(mutex_);
       if (ucp_worker_arm(ucx_->worker()) != UCS_OK) return;  // something is there already
+      sleepers_.fetch_add(1);                                // before anybody else makes progress
     }
-    sleepers_.fetch_add(1);
     pollfd files[] = {{ucx_->events(), POLLIN, 0}, {ucx_->wake(), POLLIN, 0}};
     const timespec time{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
     ppoll(files, 2, &time, nullptr);
@@ -228,8 +232,7 @@ class UcxTransport : public Transport {
     if (message->request) ucp_request_free(message->request);
     delete message;
   }
-  bool progress_until_done(Message* message) {
-    const auto until = Clock::now() + kPatience;
+  bool progress_until_done(Message* message, Clock::time_point until) {
     while (ucp_request_check_status(message->request) == UCS_INPROGRESS) {
       if (Clock::now() > until) return false;
       ucp_worker_progress(ucx_->worker());
@@ -255,6 +258,7 @@ class UcxTransport : public Transport {
   std::vector<Peer> peers_;
   std::mutex mutex_;  // UCX serves one thread at a time
   std::atomic<int> sleepers_{0};
+  Clock::time_point patience_until_{};
 };
 
 class UcxEndpoint : public UcxModule::Endpoint {
