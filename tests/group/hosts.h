@@ -187,14 +187,17 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
     int place = 0;
     for (int other = 0; other < r; ++other) place += host_of(other) == host_of(r);
     const auto& here = commons[host_of(r)];
+    group::Neighbourhood neighbourhood;
+    if (std::ranges::count(hosts, hosts[size_t(r)]) > 1)
+      neighbourhood = {std::make_shared<SecludedReach>(here, place),
+                       std::make_shared<group::Blocks>(), here};
     const auto surroundings = std::make_shared<const group::Surroundings>(group::Surroundings{
         .rank = r,
         .addresses = addresses,
         .hosts = hosts,
         .network =
             std::make_shared<group::Network>(std::make_unique<PostedTransport>(office, r), r, n),
-        .neighbourhood = {std::make_shared<SecludedReach>(here, place),
-                          std::make_shared<group::Blocks>(), here},
+        .neighbourhood = std::move(neighbourhood),
         .crowded = true,
         .alarm = &alarm,
         .failure = [] { return std::nullopt; }});

