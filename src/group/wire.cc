@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "base/log.h"
@@ -27,6 +28,9 @@ constexpr nanoseconds kSlack = milliseconds(400);
 constexpr nanoseconds kReason = milliseconds(300);
 // A message on its way gets so long to arrive from a rank that has left.
 constexpr nanoseconds kLast = milliseconds(500);
+
+// Who disagrees with one rank hears the others, too, before it says so; not all may be coming.
+constexpr nanoseconds kSettle = milliseconds(100);
 
 constexpr size_t kData = 128;  // where a greeting's data begins
 
@@ -109,6 +113,7 @@ std::byte* Wire::to_tell(int peer) const { return greeting_to(peer) + kData; }
 Wire::Greetings::Greetings(Wire& wire, std::span<const int> peers, std::span<const size_t> bytes)
     : wire_(wire), peers_(peers), hash_(wire.what_.hash()), flight_(wire) {
   const Greeting greeting{wire.number_, hash_, wire.what_};
+  for (const int peer : peers) std::memset(wire.greeting_from(peer), 0, sizeof(Greeting));
   for (const int peer : peers)
     flight_.receive(peer, Lane::greeting, wire.greeting_from(peer), kData + kSmallMessage);
   for (size_t i = 0; i < peers.size(); ++i) {
@@ -124,18 +129,27 @@ void Wire::Greetings::finish() {
     Greeting theirs;
     std::memcpy(&theirs, wire_.greeting_from(peers_[i]), sizeof(theirs));
     wire_.heard_[size_t(peers_[i])].store(theirs.number);
-    if (theirs.hash != hash_ || theirs.number != wire_.number_) wire_.disagree(peers_[i]);
+    if (theirs.hash == hash_ && theirs.number == wire_.number_) continue;
+    // With all greetings, all ranks name the same two.
+    flight_.settle(kSettle);
+    wire_.disagree(peers_);
   }
   flight_.wait_all();
 }
 
-void Wire::disagree(int peer) {
-  Greeting theirs;
-  std::memcpy(&theirs, greeting_from(peer), sizeof(theirs));
-  const bool first = rank() < peer;
+void Wire::disagree(std::span<const int> peers) {
+  std::map<int, Greeting> all{{rank(), {number_, what_.hash(), what_}}};
+  for (const int peer : peers) {
+    Greeting theirs;
+    std::memcpy(&theirs, greeting_from(peer), sizeof(theirs));
+    if (theirs.number) all[peer] = theirs;
+  }
+  const auto& [one, ones] = *all.begin();
+  const auto other = std::ranges::find_if(all, [&](const auto& entry) {
+    return entry.second.hash != ones.hash || entry.second.number != ones.number;
+  });
   fail(ErrorCode::invalid_argument,
-       first ? disagreement(number_, name_of(rank()), what_, name_of(peer), theirs.what)
-             : disagreement(number_, name_of(peer), theirs.what, name_of(rank()), what_));
+       disagreement(number_, name_of(one), ones.what, name_of(other->first), other->second.what));
 }
 
 Wire::Flight::~Flight() {
@@ -179,6 +193,14 @@ void Wire::Flight::wait(size_t number) {
 
 void Wire::Flight::wait_all() {
   while (!items_.empty()) wait(first_);
+}
+
+void Wire::Flight::settle(nanoseconds at_most) {
+  const auto until = Clock::now() + at_most;
+  while (!pending().empty() && Clock::now() < until) {
+    wire_.transport_.sleep(milliseconds(1));
+    wire_.transport_.progress();
+  }
 }
 
 std::vector<int> Wire::Flight::pending() {

@@ -52,6 +52,8 @@ class Wire final : private Network::Listener {
     size_t receive(int peer, Lane lane, void* data, size_t bytes);
     void wait(size_t number);
     void wait_all();
+    // Takes in what comes, so long at most.
+    void settle(std::chrono::nanoseconds at_most);
     // Those from whom something is still to come.
     std::vector<int> pending();
 
@@ -142,7 +144,7 @@ class Wire final : private Network::Listener {
   void look_around(const Need& need);
   void hear(int from, const Network::Notice& notice) override;
   void tell_all(const Network::Notice& notice);
-  [[noreturn]] void disagree(int peer);
+  [[noreturn]] void disagree(std::span<const int> peers);
   std::string name_of(int peer) const;
   std::string progress(int peer) const;
   std::byte* greeting_from(int peer) const;
