@@ -30,7 +30,7 @@ constexpr nanoseconds kReason = milliseconds(300);
 constexpr nanoseconds kLast = milliseconds(500);
 
 // Who disagrees with one rank hears the others, too, before it says so; not all may be coming.
-constexpr nanoseconds kSettle = milliseconds(100);
+constexpr nanoseconds kSettle = milliseconds(500);
 
 constexpr size_t kData = 128;  // where a greeting's data begins
 
