@@ -13,7 +13,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "hosts.h"
 
@@ -33,7 +32,8 @@ std::vector<pid_t> children() {
     pid_t pid = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
     std::ifstream file(entry.path() / "stat");
-    const std::string stat(std::istreambuf_iterator<char>(file), {});
+    std::string stat;
+    std::getline(file, stat, '\0');  // empty where the process has gone since; others would throw
     const size_t after_name = stat.rfind(')');  // the name may hold anything
     char state = 0;
     pid_t parent = 0;

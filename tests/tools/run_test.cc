@@ -213,6 +213,13 @@ TEST(Run, PassesUnprintableBytesOnAsTheyAre) {
   EXPECT_EQ(tool.out(), std::string("[0] \0\377\033[1m\r\t\302\n", 14));
 }
 
+TEST(Run, SurvivesProcessesThatComeAndGo) {
+  // Orphans, which the launcher looks up in /proc while others vanish from there.
+  Tool tool(Tool::shells(4, "i=0; while [ $i -lt 200 ]; do sh -c ': & :'; i=$((i + 1)); done"));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.err(), "");
+}
+
 TEST(Run, LosesNothingOfMuchOutput) {
   Tool tool(Tool::shells(2, "seq 200000"));
   EXPECT_EQ(tool.finish(), 0);
