@@ -133,6 +133,9 @@ class CrossDeviceOps {
                                                  const Destinations& destinations, size_t axis,
                                                  const CommunicationOptions& options);
 
+  // Whether components of other processes take part. If so, one component alone is work, too.
+  virtual bool spans_processes() const { return false; }
+
  private:
   Mirrored<Value> reduce_value(ReduceOp op, const PerReplica<Value>& value,
                                const Destinations& destinations,

@@ -55,7 +55,7 @@ enum class CommunicationImplementation { AUTO, RING, NCCL };
 // The CommunicationImplementation of this name, in any case.
 CommunicationImplementation communication_implementation(std::string_view name);
 
-// Hints for one operation. They change how fast it is, never its result.
+// Hints for one operation. They change how fast it is, never what its result stands for.
 struct CommunicationOptions {
   // Pack tensors until a pack exceeds this many bytes; 0 leaves it to Tutti. Not negative.
   int64_t bytes_per_pack = 0;
@@ -63,6 +63,9 @@ struct CommunicationOptions {
   // Not negative.
   std::optional<std::chrono::nanoseconds> timeout = {};
   CommunicationImplementation implementation = CommunicationImplementation::AUTO;
+  // Add IndexedSlices up as the tensors they stand for: cheaper where replicas name the same rows.
+  // The result has every row once, in ascending order. They need a dense_shape.
+  bool sparse_as_dense = false;
 
   // These options, with every field that `other` sets (to something else than its default) taken
   // from there.

@@ -35,6 +35,10 @@ namespace tutti {
 
 struct ConfigProto;  // in compat.h
 
+namespace input {
+struct Layout;
+}
+
 // While it lives, its strategy is the current one of this thread, in cross-replica context. Scopes
 // of one strategy nest; the scope of another is a FailedPreconditionError. To be closed, or
 // destroyed, by the thread that made it.
@@ -107,7 +111,7 @@ class Strategy {
     return run(std::forward<F>(fn));
   }
 
-  // One tensor, on the current device, of what the replicas hold. With axes, each replica's value
+  // One tensor, on the current device, of what the replicas of all workers hold. With axes, each replica's value
   // is first combined along them: SUM adds up everything, MEAN divides that by the number of
   // elements, so replicas weigh as much as they hold. Only SUM and MEAN have axes.
   // InvalidArgumentError for a MEAN of nothing, and for weights that are negative, too few or all
@@ -156,12 +160,12 @@ class Strategy {
   DistributedDataset distribute_datasets_from_function(const InputFn& input_fn,
                                                        const InputOptions& options = {});
 
-  // Joins and leaves the job, for strategies over several workers.
-  void experimental_initialize();
-  void experimental_finalize();
+  // Joins and leaves the job, for strategies over several workers; elsewhere there is nothing to do.
+  virtual void experimental_initialize();
+  virtual void experimental_finalize();
 
   // A copy of `config`, changed for use with this strategy. Include compat.h for ConfigProto.
-  ConfigProto update_config_proto(const ConfigProto& config) const;
+  virtual ConfigProto update_config_proto(const ConfigProto& config) const;
 
   int num_replicas_in_sync() const { return extended_->num_replicas_in_sync(); }
   StrategyExtended& extended() { return *extended_; }
@@ -172,6 +176,8 @@ class Strategy {
 
  private:
   Tensor reduce_along(ReduceOp op, const DistributedTensor& value, const ReduceOptions& options);
+  // `own_data`: workers may come to the end of their input at different times.
+  input::Layout layout(bool own_data) const;
 
   std::unique_ptr<StrategyExtended> extended_;
 };

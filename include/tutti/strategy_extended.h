@@ -7,6 +7,7 @@
 #include <tutti/values.h>
 #include <tutti/variable.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +20,10 @@
 namespace tutti {
 
 struct ConfigProto;
+
+namespace strategy {
+class Workers;
+}
 
 namespace detail {
 
@@ -84,15 +89,17 @@ class StrategyExtended {
   bool should_checkpoint() const { return is_chief(); }
   bool should_save_summary() const { return is_chief(); }
 
-  // See CrossDeviceOps::reduce. A plain value is what every replica holds: its MEAN is itself, and
-  // its SUM over more than one replica an InvalidArgumentError, since only the caller knows whether
-  // it was meant to be added up N times.
+  // See CrossDeviceOps::reduce. A plain value on one worker is what every replica holds: its MEAN
+  // is itself, and its SUM over more than one replica an InvalidArgumentError, since only the caller
+  // knows whether it was meant to be added up N times. On several workers it is what each worker
+  // holds, and is reduced over the workers.
   template <class V>
   Mirrored<typename detail::Reducible<V>::Component> reduce_to(
       ReduceOpArg op, const V& value, const Destinations& destinations,
       const CommunicationOptions& options = {}) {
     require_cross_replica("reduce_to");
     if constexpr (detail::IsValue<V>) {
+      if (num_workers_ > 1) return ops_->reduce(op, value, destinations, options_.merge(options));
       check_plain(op);
       return ops_->broadcast(value, destinations);
     } else {
@@ -164,10 +171,13 @@ class StrategyExtended {
 
  protected:
   // `devices` have been checked: not empty, no device twice.
-  StrategyExtended(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> ops);
+  StrategyExtended(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> ops,
+                   const CommunicationOptions& options = {});
 
  private:
   friend class Strategy;
+  friend class CollectiveAllReduceStrategy;
+  friend class Checkpoint;
   friend class Variable;
   friend class ReplicaContext;
   friend class detail::ReplicaGroup;
@@ -176,6 +186,9 @@ class StrategyExtended {
   void run_replicas(const std::function<void(size_t)>& fn);
   void require_cross_replica(const char* what) const;
   void check_plain(ReduceOp op) const;
+  // Takes part in a job.
+  void join(std::shared_ptr<strategy::Workers> workers);
+  Value from_chief(const Value& value) const;  // on all workers; a collective
   void check_variable(const Variable& variable, const char* what) const;
   // fn(index) in the scope of each device; inside a replica function only of its own.
   void visit_devices(const std::vector<std::string>& devices,
@@ -186,6 +199,8 @@ class StrategyExtended {
   std::shared_ptr<CrossDeviceOps> ops_;
   CommunicationOptions options_;
   int num_workers_ = 1, worker_id_ = 0;
+  std::shared_ptr<strategy::Workers> workers_;  // null: of one process
+  std::atomic<int> variables_{0};
   std::unique_ptr<detail::ReplicaGroup> group_;
 };
 

@@ -4,6 +4,8 @@
 
 #include <tutti/checkpoint.h>
 #include <tutti/cluster.h>
+#include <tutti/collective_all_reduce.h>
+#include <tutti/collective_strategy.h>
 #include <tutti/cross_device_ops.h>
 #include <tutti/dataset.h>
 #include <tutti/destinations.h>

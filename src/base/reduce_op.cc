@@ -70,6 +70,7 @@ CommunicationOptions CommunicationOptions::merge(const CommunicationOptions& oth
   if (other.timeout) merged.timeout = other.timeout;
   if (other.implementation != CommunicationImplementation::AUTO)
     merged.implementation = other.implementation;
+  merged.sparse_as_dense |= other.sparse_as_dense;
   return merged;
 }
 

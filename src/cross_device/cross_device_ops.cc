@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <ranges>
 #include <typeinfo>
 
 #include "base/context.h"
@@ -151,9 +152,33 @@ void describe(observe::Span& span, const CrossDeviceOps& ops, ReduceOp op,
   span.set("class", class_name(ops));
 }
 
+// One component that is the result already.
 bool needs_no_work(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations) {
   return value.size() == 1 && destinations.matches(Destinations(value)) &&
          result_dtype(op, value[0].dtype()) == value[0].dtype();
+}
+
+bool is_sparse(const PerReplica<Value>& value) {
+  return std::ranges::all_of(value, &Value::is_sparse);
+}
+
+PerReplica<Value> densified(std::string_view what, const PerReplica<Value>& value) {
+  try {
+    return value.map([](const Value& v) { return Value(v.slices().to_dense()); });
+  } catch (const InvalidArgumentError& e) {
+    invalid(what, fmt::format("sparse_as_dense: {}", e.what()));
+  }
+}
+
+// A dense result as slices that name every row.
+Mirrored<Value> all_rows(const Mirrored<Value>& result) {
+  return result.map([](const Value& v) {
+    const Tensor& tensor = v.tensor();
+    const Tensor rows = Tensor::empty({tensor.shape()[0]}, DType::int64, tensor.device());
+    std::ranges::iota_view<int64_t, int64_t> numbers(0, tensor.shape()[0]);
+    std::ranges::copy(numbers, rows.span<int64_t>().begin());
+    return Value(IndexedSlices{tensor, rows, tensor.shape()});
+  });
 }
 
 }  // namespace
@@ -171,8 +196,12 @@ Mirrored<Value> CrossDeviceOps::reduce_value(ReduceOp op, const PerReplica<Value
     const ValueDestinationPair pair(value, destinations);
     describe(span, *this, op, {&pair, 1});
   }
-  if (needs_no_work(op, value, destinations)) return broadcast_value(value[0], destinations);
-  Mirrored<Value> result = reduce_implementation(op, value, destinations, options);
+  if (!spans_processes() && needs_no_work(op, value, destinations))
+    return broadcast_value(value[0], destinations);
+  const bool as_dense = options.sparse_as_dense && is_sparse(value);
+  Mirrored<Value> result = reduce_implementation(op, as_dense ? densified("reduce", value) : value,
+                                                 destinations, options);
+  if (as_dense) result = all_rows(result);
   check_result("reduce", result, destinations);
   return result;
 }
@@ -209,15 +238,25 @@ std::vector<Mirrored<Value>> CrossDeviceOps::batch_reduce(
   describe(span, *this, op, pairs);
   std::vector<Mirrored<Value>> results;
   const auto trivial = [&](const auto& pair) { return needs_no_work(op, pair.first, pair.second); };
-  if (std::ranges::all_of(pairs, trivial)) {
+  if (!spans_processes() && std::ranges::all_of(pairs, trivial)) {
     for (const auto& [value, destinations] : pairs)
       results.push_back(broadcast_value(value[0], destinations));
     return results;
   }
-  results = batch_reduce_implementation(op, pairs, options);
+  if (options.sparse_as_dense &&
+      std::ranges::any_of(pairs, [](const auto& pair) { return is_sparse(pair.first); })) {
+    std::vector<ValueDestinationPair> dense = pairs;
+    for (auto& [value, destinations] : dense)
+      if (is_sparse(value)) value = densified("batch_reduce", value);
+    results = batch_reduce_implementation(op, dense, options);
+  } else {
+    results = batch_reduce_implementation(op, pairs, options);
+  }
   if (results.size() != pairs.size())
     throw InternalError(fmt::format("batch_reduce: the algorithm returned {} results for {} pairs",
                                     results.size(), pairs.size()));
+  for (size_t i = 0; i < pairs.size() && options.sparse_as_dense; ++i)
+    if (is_sparse(pairs[i].first)) results[i] = all_rows(results[i]);
   for (size_t i = 0; i < pairs.size(); ++i)
     check_result("batch_reduce", results[i], pairs[i].second);
   return results;

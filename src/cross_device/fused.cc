@@ -79,7 +79,7 @@ Mirrored<Value> add_dense(Work& work, ReduceOp op, const std::vector<Tensor>& in
 
 // Values and indices end to end in replica order. The mean divides the values; the indices stay.
 Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& value,
-                           const Destinations& destinations) {
+                           const Destinations& destinations, int64_t replicas) {
   const IndexedSlices& first = value[0].slices();
   DType index_type = first.indices.dtype();
   const std::optional<Shape>* dense_shape = &first.dense_shape;
@@ -99,7 +99,7 @@ Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& val
     const IndexedSlices& slices = v.slices();
     const Tensor rows =
         slices.indices.dtype() == index_type ? slices.indices : slices.indices.to(index_type);
-    work.add(op, {&slices.values, 1}, values, value_at, int64_t(value.size()));
+    work.add(op, {&slices.values, 1}, values, value_at, replicas);
     work.add(ReduceOp::SUM, {&rows, 1}, indices, index_at, 1);
     value_at += size_t(slices.values.num_elements()) * size_of(dtype);
     index_at += rows.num_bytes();
@@ -136,12 +136,13 @@ Mirrored<Value> reduce_mixed(ReduceOp op, const PerReplica<Value>& value,
 Mirrored<Value> add(Work& work, ReduceOp op, const PerReplica<Value>& value,
                     const Destinations& destinations, int64_t replicas) {
   const auto sparse = size_t(std::ranges::count_if(value, &Value::is_sparse));
-  if (sparse == value.size()) return add_sparse(work, op, value, destinations);
+  if (!replicas) replicas = int64_t(value.size());
+  if (sparse == value.size()) return add_sparse(work, op, value, destinations, replicas);
   if (sparse > 0) return reduce_mixed(op, value, destinations);
   std::vector<Tensor> inputs;
   inputs.reserve(value.size());
   for (const Value& v : value) inputs.push_back(v.tensor());
-  return add_dense(work, op, inputs, destinations, replicas ? replicas : int64_t(value.size()));
+  return add_dense(work, op, inputs, destinations, replicas);
 }
 
 }  // namespace

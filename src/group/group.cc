@@ -37,6 +37,14 @@ Memory write(const Tensor& tensor) {
 
 }  // namespace detail
 
+namespace group {
+
+Group join_group(const std::optional<cluster::Membership>& membership) {
+  return detail::GroupAccess::make(std::make_shared<detail::GroupImpl>(join(membership)));
+}
+
+}  // namespace group
+
 void Work::wait() {
   if (!state_) throw FailedPreconditionError("wait: this Work stands for no operation");
   std::unique_lock lock(state_->mutex);
@@ -51,8 +59,7 @@ bool Work::done() const {
 }
 
 Group Group::from_environment() {
-  return detail::GroupAccess::make(
-      std::make_shared<detail::GroupImpl>(group::backend_from_environment()));
+  return group::join_group(cluster::membership_from_environment());
 }
 
 std::vector<Group> Group::in_process(int n) {

@@ -79,6 +79,7 @@ class GroupImpl {
 struct GroupAccess {
   static Group make(std::shared_ptr<GroupImpl> impl) { return Group(std::move(impl)); }
   static GroupImpl& impl(const Group& group) { return *group.impl_; }
+  static const std::shared_ptr<GroupImpl>& shared(const Group& group) { return group.impl_; }
 };
 
 }  // namespace detail

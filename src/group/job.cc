@@ -75,7 +75,7 @@ const MpiModule& mpi_module(const Membership& membership) {
 
 class Job {
  public:
-  explicit Job(const Membership& membership) : membership_(membership) {
+  explicit Job(const Membership& membership) : given_(membership), membership_(membership) {
     if (membership_.service.empty()) meet_by_mpi();
     const base::Settings& settings = base::settings();
     const cluster::Job job = description();
@@ -121,6 +121,14 @@ class Job {
     return std::make_unique<WindowBackend>("shm", neighbourhood_, everybody, membership_.rank,
                                            blocks);
   }
+
+  bool is(const Membership& other) const {
+    return given_.addresses == other.addresses && given_.rank == other.rank;
+  }
+  std::string name() const {
+    return fmt::format("rank {} of {} ({})", given_.rank, size(), membership_.addresses[0]);
+  }
+  std::optional<Failure> failure() const { return link_ ? link_->failure() : std::nullopt; }
 
   JobLayout layout() {
     char machine[256] = "";
@@ -284,7 +292,8 @@ class Job {
     return endpoint_->connect(addresses, membership_.rank);
   }
 
-  Membership membership_;
+  const Membership given_;
+  Membership membership_;  // with what was found out since
   std::unique_ptr<Service> service_;
   std::unique_ptr<Coordination> link_;
   std::atomic<bool> alarm_{false};
@@ -300,33 +309,43 @@ class Job {
 
 std::mutex job_mutex;
 
-// The job of this process, joined by the first call; null: it is alone. Under job_mutex.
-Job* this_job() {
-  // Never destroyed: groups in static variables may outlive any order of destruction.
-  static Job* job = nullptr;
-  if (!job) {
-    const std::optional<Membership> membership = cluster::membership_from_environment();
-    if (!membership) return nullptr;
-    auto joined = std::make_unique<Job>(*membership);
+// Never destroyed: groups in static variables may outlive any order of destruction.
+Job* joined = nullptr;
+
+// The job of this process, joined by the first call. Under job_mutex.
+Job& this_job(const Membership& membership) {
+  if (joined && !joined->is(membership))
+    throw FailedPreconditionError(fmt::format(
+        "this process is {} already, and cannot become rank {} of {} ({}): a process takes part in "
+        "one job",
+        joined->name(), membership.rank, membership.addresses.size(), membership.addresses[0]));
+  if (!joined) {
+    auto job = std::make_unique<Job>(membership);
     // Registered after the module was loaded, so before its own statics are destroyed.
-    job = joined.release();
-    std::atexit([] { job->leave(); });
+    joined = job.release();
+    std::atexit([] { joined->leave(); });
   }
-  return job;
+  return *joined;
 }
 
 }  // namespace
 
-std::unique_ptr<Backend> backend_from_environment() {
+std::unique_ptr<Backend> join(const std::optional<Membership>& membership) {
+  if (!membership) return std::move(make_in_process(1)[0]);
   std::lock_guard lock(job_mutex);
-  Job* const job = this_job();
-  return job ? job->new_group() : std::move(make_in_process(1)[0]);
+  return this_job(*membership).new_group();
+}
+
+std::optional<Failure> job_failure() {
+  std::lock_guard lock(job_mutex);
+  return joined ? joined->failure() : std::nullopt;
 }
 
 JobLayout layout_from_environment() {
+  const std::optional<Membership> membership = cluster::membership_from_environment();
+  if (!membership) return {};
   std::lock_guard lock(job_mutex);
-  Job* const job = this_job();
-  return job ? job->layout() : JobLayout{};
+  return this_job(*membership).layout();
 }
 
 }  // namespace tutti::group

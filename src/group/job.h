@@ -5,12 +5,21 @@
 #include <string>
 #include <vector>
 
+#include "cluster/coordination.h"
+#include "cluster/membership.h"
 #include "group/backend.h"
 
 namespace tutti::group {
 
-// A new group of all workers of the job that the environment describes, or of this process alone.
-std::unique_ptr<Backend> backend_from_environment();
+// A new group of all workers of a job, or without one of this process alone. The first call joins
+// the job; FailedPreconditionError for any other job from then on.
+std::unique_ptr<Backend> join(const std::optional<cluster::Membership>& membership);
+
+// The same, as what users get.
+Group join_group(const std::optional<cluster::Membership>& membership);
+
+// Why the job that this process has joined cannot go on, as far as is known.
+std::optional<cluster::Failure> job_failure();
 
 // Where the ranks of a job are, and what moves data between them.
 struct JobLayout {

@@ -107,6 +107,21 @@ int64_t rows_in(const std::vector<Tensor>& element) {
   return element[0].shape()[0];
 }
 
+// Of batches that are meant for all workers, what one of them takes in a step. Its next step takes
+// the next rows, since the batch is all its own.
+Dataset cut_for_workers(const Dataset& dataset, int num_workers) {
+  const auto share = [num_workers](int64_t rows) {
+    return std::max<int64_t>(1, (rows + num_workers - 1) / num_workers);
+  };
+  if (const auto batch_size = dataset.batch_size())
+    return dataset.unbatch().batch(share(*batch_size));
+  return dataset.interleave(
+      [share](const std::vector<Tensor>& batch) {
+        return Dataset::from_tensor_slices(batch).batch(share(rows_in(batch)));
+      },
+      1);
+}
+
 std::shared_ptr<InputSource> source_of(const Layout& layout, std::vector<Dataset> datasets,
                                        bool split) {
   auto source = std::make_shared<InputSource>();
@@ -153,6 +168,7 @@ std::shared_ptr<const InputSource> shared_out(const Layout& layout, const Datase
     mine.num_workers = 1;
     mine.worker_id = 0;
   }
+  if (layout.group) data = cut_for_workers(data, layout.num_workers);
   return source_of(mine, {data}, true);
 }
 
@@ -169,6 +185,63 @@ std::shared_ptr<const InputSource> from_function(const Layout& layout, const Inp
   return source_of(layout, std::move(datasets), false);
 }
 
+namespace {
+
+// What there is for one step.
+struct Supply {
+  bool any;  // for some replica
+  bool all;  // for every one
+};
+
+// Shapes and dtypes as numbers, and back as tensors without rows.
+std::vector<int64_t> recipe_of(const std::vector<Tensor>& element) {
+  std::vector<int64_t> recipe;
+  for (const Tensor& t : element) {
+    recipe.insert(recipe.end(), {int64_t(t.dtype()), int64_t(t.shape().rank())});
+    recipe.insert(recipe.end(), t.shape().begin(), t.shape().end());
+  }
+  return recipe;
+}
+std::vector<Tensor> without_rows(std::span<const int64_t> recipe) {
+  std::vector<Tensor> element;
+  while (!recipe.empty()) {
+    const auto dtype = DType(recipe[0]);
+    const auto rank = size_t(recipe[1]);
+    std::vector<int64_t> extents(recipe.begin() + 2, recipe.begin() + 2 + int64_t(rank));
+    if (rank > 0) extents[0] = 0;
+    element.push_back(Tensor::zeros(Shape(extents), dtype));
+    recipe = recipe.subspan(2 + rank);
+  }
+  return element;
+}
+
+// All workers learn what there is for anybody; one that never had any data learns its shapes.
+Supply of_all_workers(const Group& group, const Supply& mine, std::vector<Tensor>& last) {
+  constexpr int64_t kAny = 1, kAll = 2, kIgnorant = 4;
+  const std::vector<int64_t> told{(mine.any ? kAny : 0) | (mine.all ? kAll : 0) |
+                                  (last.empty() ? kIgnorant : 0)};
+  std::vector<int64_t> heard(static_cast<size_t>(group.size()));
+  group.all_gather(told, heard);
+  Supply supply{.any = false, .all = true};
+  bool ignorant = false;
+  int informed = -1;  // the first who has data
+  for (size_t r = 0; r < heard.size(); ++r) {
+    supply.any |= (heard[r] & kAny) != 0;
+    supply.all &= (heard[r] & kAll) != 0;
+    ignorant |= (heard[r] & kIgnorant) != 0;
+    if (informed < 0 && (heard[r] & kAny)) informed = int(r);
+  }
+  if (!supply.any || !ignorant) return supply;
+  std::vector<int64_t> recipe = recipe_of(last), length{int64_t(recipe.size())};
+  group.broadcast(length, informed);
+  recipe.resize(size_t(length[0]));
+  group.broadcast(recipe, informed);
+  if (last.empty()) last = without_rows(recipe);
+  return supply;
+}
+
+}  // namespace
+
 }  // namespace input
 
 struct InputIterator::Run {
@@ -179,6 +252,7 @@ struct InputIterator::Run {
   std::vector<Device*> devices;  // of the local replicas
   std::vector<DatasetIterator> iterators;
   std::vector<Tensor> last;  // an element as it was, for the shapes of empty ones
+  bool ended = false;
 };
 
 InputIterator::InputIterator(std::shared_ptr<const InputSource> source)
@@ -215,44 +289,49 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
   if (!run_)
     throw FailedPreconditionError(
         "get_next: the iterator has not been started; call initialize first");
+  if (run_->ended) return {};
   const input::Layout& layout = source_->layout;
   const auto local = layout.devices.size();
   const std::vector<Device*>& devices = run_->devices;
   std::vector<std::vector<Tensor>> parts(local);  // by replica
+  input::Supply supply{.any = false, .all = true};
   if (source_->split) {
     const std::optional<std::vector<Tensor>> batch = run_->iterators[0].next();
-    if (!batch) return {};
-    const int64_t rows = input::rows_in(*batch);
-    for (size_t r = 0; r < local; ++r) {
+    supply = {.any = batch.has_value(), .all = batch.has_value()};
+    const int64_t rows = batch ? input::rows_in(*batch) : 0;
+    for (size_t r = 0; r < local && batch; ++r) {
       const auto [begin, end] = input::share_of(
           rows, layout.worker_id * int64_t(local) + int64_t(r), layout.num_replicas());
       for (const Tensor& component : *batch)
         parts[r].push_back(input::rows_of(component, begin, end, *devices[r]));
     }
+    if (batch && layout.group) run_->last = *batch;
   } else {
-    bool any = false, all = true;
     for (size_t r = 0; r < local; ++r) {
       std::optional<std::vector<Tensor>> element =
           run_->iterators[r % run_->iterators.size()].next();
       if (!element) {
-        all = false;
+        supply.all = false;
         continue;
       }
-      any = true;
+      supply.any = true;
       run_->last = *element;
       for (const Tensor& component : *element)
         parts[r].push_back(input::moved_to(component, *devices[r]));
     }
-    if (!any) return {};
-    // Replicas without data get no rows. Where elements have no rows, what is left over is dropped.
-    const bool batched =
-        std::ranges::all_of(run_->last, [](const Tensor& t) { return t.shape().rank() > 0; });
-    if (!all && !batched) return {};
-    for (size_t r = 0; r < local; ++r)
-      if (parts[r].empty())
-        for (const Tensor& component : run_->last)
-          parts[r].push_back(input::rows_of(component, 0, 0, *devices[r]));
   }
+  if (layout.group) supply = input::of_all_workers(*layout.group, supply, run_->last);
+  // Replicas without data get no rows. Where elements have no rows, what is left over is dropped.
+  const bool batched =
+      std::ranges::all_of(run_->last, [](const Tensor& t) { return t.shape().rank() > 0; });
+  if (!supply.any || (!supply.all && !batched)) {
+    run_->ended = true;
+    return {};
+  }
+  for (size_t r = 0; r < local; ++r)
+    if (parts[r].empty())
+      for (const Tensor& component : run_->last)
+        parts[r].push_back(input::rows_of(component, 0, 0, *devices[r]));
 
   DistributedElement element;
   for (size_t c = 0; c < parts[0].size(); ++c) {

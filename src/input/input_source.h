@@ -2,9 +2,11 @@
 // of a worker.
 #pragma once
 
+#include <tutti/group.h>
 #include <tutti/input.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,8 @@ struct Layout {
   std::vector<std::string> devices;  // of the local replicas
   int num_workers = 1;
   int worker_id = 0;
+  // Of the workers, where each has data of its own: they go on until nobody has any left.
+  std::optional<Group> group = {};
 
   int num_replicas() const { return int(devices.size()) * num_workers; }
 };

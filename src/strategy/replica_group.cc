@@ -5,6 +5,7 @@
 
 #include "base/settings.h"
 #include "strategy/context.h"
+#include "strategy/workers.h"
 
 namespace tutti::detail {
 
@@ -43,7 +44,24 @@ void ReplicaGroup::run(const std::function<void(size_t)>& fn) {
   });
   for (const bool victim : {false, true})
     for (size_t i = 0; i < errors.size(); ++i)
-      if (errors[i] && bool(victims_[i]) == victim) std::rethrow_exception(errors[i]);
+      if (errors[i] && bool(victims_[i]) == victim) {
+        give_up(contexts_[i], errors[i]);
+        std::rethrow_exception(errors[i]);
+      }
+}
+
+// The replicas of other workers can no longer be matched.
+void ReplicaGroup::give_up(const ReplicaContext& context, const std::exception_ptr& error) {
+  const auto& workers = strategy_.extended().workers_;
+  if (!workers) return;
+  std::string why = "an exception of unknown type";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    why = e.what();
+  } catch (...) {
+  }
+  workers->abandon(fmt::format("replica {}: {}", context.replica_id_in_sync_group(), why));
 }
 
 void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* slot,

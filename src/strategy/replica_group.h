@@ -31,6 +31,7 @@ class ReplicaGroup {
 
  private:
   void check_agreement();
+  void give_up(const ReplicaContext& context, const std::exception_ptr& error);
 
   Strategy& strategy_;
   std::vector<ReplicaContext> contexts_;

@@ -7,6 +7,7 @@
 #include "input/input_source.h"
 #include "strategy/context.h"
 #include "strategy/replica_group.h"
+#include "strategy/workers.h"
 #include "tensor/axes.h"
 
 namespace tutti {
@@ -86,8 +87,8 @@ Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
     parts.assign(v->begin(), v->end());
   } else {
     // What is the same on all replicas counts once.
-    extended_->check_plain(op);
     const auto* m = std::get_if<Mirrored<Tensor>>(&value.get());
+    if (m || extended_->num_workers() == 1) extended_->check_plain(op);
     parts.push_back(m ? m->get() : std::get<Tensor>(value.get()));
   }
   if (parts.empty()) throw InvalidArgumentError("reduce: the value has no replicas");
@@ -127,6 +128,8 @@ Tensor Strategy::gather(const DistributedTensor& value, int64_t axis) {
   if (const auto* v = std::get_if<PerReplica<Tensor>>(&value.get()))
     return extended_->gather_to(*v, current_device(), axis)[0];
   const auto* m = std::get_if<Mirrored<Tensor>>(&value.get());
+  if (!m && extended_->num_workers() > 1)
+    return extended_->gather_to({std::get<Tensor>(value.get())}, current_device(), axis)[0];
   const Tensor& one = m ? m->get() : std::get<Tensor>(value.get());
   try {
     (void)one.shape().axis(axis);
@@ -136,19 +139,18 @@ Tensor Strategy::gather(const DistributedTensor& value, int64_t axis) {
   return one.clone_to(current_device());
 }
 
-namespace {
-
-input::Layout layout_of(const StrategyExtended& extended) {
-  return {.devices = extended.worker_devices(),
-          .num_workers = extended.num_workers(),
-          .worker_id = extended.replica_ids()[0] / int(extended.worker_devices().size())};
+input::Layout Strategy::layout(bool own_data) const {
+  input::Layout layout{.devices = extended_->worker_devices(),
+                       .num_workers = extended_->num_workers_,
+                       .worker_id = extended_->worker_id_,
+                       .group = {}};
+  if (own_data && layout.num_workers > 1) layout.group = extended_->workers_->new_group();
+  return layout;
 }
-
-}  // namespace
 
 InputIterator Strategy::make_dataset_iterator(const Dataset& dataset) {
   extended_->require_cross_replica("make_dataset_iterator");
-  return InputIterator(input::global_batches(layout_of(*extended_), dataset));
+  return InputIterator(input::global_batches(layout(false), dataset));
 }
 
 InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputReplicationMode mode) {
@@ -156,7 +158,7 @@ InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputRep
   if (mode != InputReplicationMode::PER_WORKER)
     throw InvalidArgumentError(
         "make_input_fn_iterator: only PER_WORKER is supported as the replication mode");
-  return InputIterator(input::from_function(layout_of(*extended_), input_fn, {}));
+  return InputIterator(input::from_function(layout(true), input_fn, {}));
 }
 
 DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& dataset,
@@ -166,13 +168,15 @@ DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& data
     throw UnimplementedError(
         "experimental_distribute_dataset: PER_REPLICA needs a pipeline per replica; use "
         "distribute_datasets_from_function");
-  return DistributedDataset(input::shared_out(layout_of(*extended_), dataset, options));
+  const bool own_data = options.auto_shard_policy == AutoShardPolicy::OFF ||
+                        options.auto_shard_policy == AutoShardPolicy::FILE;
+  return DistributedDataset(input::shared_out(layout(own_data), dataset, options));
 }
 
 DistributedDataset Strategy::distribute_datasets_from_function(const InputFn& input_fn,
                                                                const InputOptions& options) {
   extended_->require_cross_replica("distribute_datasets_from_function");
-  return DistributedDataset(input::from_function(layout_of(*extended_), input_fn, options));
+  return DistributedDataset(input::from_function(layout(true), input_fn, options));
 }
 
 void Strategy::experimental_initialize() {

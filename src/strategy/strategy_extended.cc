@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <tutti/collective_all_reduce.h>
 #include <tutti/error.h>
 #include <tutti/strategy.h>
 
@@ -6,12 +7,14 @@
 
 #include "strategy/context.h"
 #include "strategy/replica_group.h"
+#include "strategy/workers.h"
 
 namespace tutti {
 
 StrategyExtended::StrategyExtended(std::vector<std::string> devices,
-                                   std::shared_ptr<CrossDeviceOps> ops)
-    : devices_(std::move(devices)), ops_(std::move(ops)) {}
+                                   std::shared_ptr<CrossDeviceOps> ops,
+                                   const CommunicationOptions& options)
+    : devices_(std::move(devices)), ops_(std::move(ops)), options_(options) {}
 
 StrategyExtended::~StrategyExtended() = default;
 
@@ -20,6 +23,19 @@ std::vector<int> StrategyExtended::replica_ids() const {
   for (int i = 0; i < int(devices_.size()); ++i)
     ids.push_back(worker_id_ * int(devices_.size()) + i);
   return ids;
+}
+
+void StrategyExtended::join(std::shared_ptr<strategy::Workers> workers) {
+  ops_ = std::make_shared<CollectiveAllReduce>(devices_, workers->group(), options_);
+  num_workers_ = workers->size();
+  worker_id_ = workers->rank();
+  workers_ = std::move(workers);
+  group_ = std::make_unique<detail::ReplicaGroup>(*strategy_, devices_, replica_ids()[0],
+                                                  num_replicas_in_sync());
+}
+
+Value StrategyExtended::from_chief(const Value& value) const {
+  return workers_ ? workers_->from_chief(value) : value;
 }
 
 void StrategyExtended::require_cross_replica(const char* what) const {

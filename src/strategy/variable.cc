@@ -15,14 +15,29 @@
 namespace tutti {
 
 struct Variable::Impl {
+  Impl(const VariableOptions& options, StrategyExtended& extended)
+      : name(options.name),
+        synchronization(options.synchronization == VariableSynchronization::ON_READ
+                            ? VariableSynchronization::ON_READ
+                            : VariableSynchronization::ON_WRITE),
+        aggregation(options.aggregation),
+        trainable(
+            options.trainable.value_or(synchronization != VariableSynchronization::ON_READ)),
+        extended(extended) {
+    ++extended.variables_;
+  }
+  ~Impl();
+  Impl(const Impl&) = delete;
+
+  // Makes it known by its components.
+  void enlist(const std::shared_ptr<Impl>& self);
+
   std::string name;
   VariableSynchronization synchronization;
   VariableAggregation aggregation;
   bool trainable;
   StrategyExtended& extended;
   std::vector<Tensor> components;
-
-  ~Impl();
 };
 
 namespace {
@@ -76,7 +91,14 @@ std::string_view name(VariableSynchronization synchronization) {
   return names[size_t(synchronization)];
 }
 
+void Variable::Impl::enlist(const std::shared_ptr<Impl>& self) {
+  std::lock_guard lock(registry().mutex);
+  for (const Tensor& component : components)
+    registry().by_memory[component.const_data()] = std::shared_ptr<void>(self);
+}
+
 Variable::Impl::~Impl() {
+  --extended.variables_;
   std::lock_guard lock(registry().mutex);
   for (const Tensor& component : components) registry().by_memory.erase(component.const_data());
 }
@@ -92,21 +114,12 @@ Variable Variable::make(const Tensor& initial_value, const VariableOptions& opti
     throw InvalidArgumentError(
         fmt::format("{}: {} has no mean of its own type, so aggregation MEAN cannot be used", what,
                     tutti::name(initial_value.dtype())));
-  const bool on_read = options.synchronization == VariableSynchronization::ON_READ;
   const std::vector<std::string>& colocated = strategy::context().colocated_on;
-  const auto impl =
-      std::make_shared<Impl>(Impl{.name = options.name,
-                                  .synchronization = on_read ? VariableSynchronization::ON_READ
-                                                             : VariableSynchronization::ON_WRITE,
-                                  .aggregation = options.aggregation,
-                                  .trainable = options.trainable.value_or(!on_read),
-                                  .extended = extended,
-                                  .components = {}});
+  const auto impl = std::make_shared<Impl>(options, extended);
+  const Tensor start = extended.from_chief(initial_value).tensor();
   for (const std::string& device : colocated.empty() ? extended.parameter_devices() : colocated)
-    impl->components.push_back(initial_value.clone_to(device));
-  std::lock_guard lock(registry().mutex);
-  for (const Tensor& component : impl->components)
-    registry().by_memory[component.const_data()] = std::shared_ptr<void>(impl);
+    impl->components.push_back(start.clone_to(device));
+  impl->enlist(impl);
   return Variable(impl);
 }
 
@@ -178,16 +191,13 @@ Variable::operator Destinations() const { return PerReplica<Tensor>(impl_->compo
 
 Variable Variable::clone() const {
   replica_of(strategy(), "clone");
-  const auto copy = std::make_shared<Impl>(Impl{.name = name(),
-                                                .synchronization = synchronization(),
-                                                .aggregation = aggregation(),
-                                                .trainable = trainable(),
-                                                .extended = impl_->extended,
-                                                .components = {}});
+  const auto copy = std::make_shared<Impl>(VariableOptions{.name = name(),
+                                                           .synchronization = synchronization(),
+                                                           .aggregation = aggregation(),
+                                                           .trainable = trainable()},
+                                           impl_->extended);
   for (const Tensor& component : impl_->components) copy->components.push_back(component.clone());
-  std::lock_guard lock(registry().mutex);
-  for (const Tensor& component : copy->components)
-    registry().by_memory[component.const_data()] = std::shared_ptr<void>(copy);
+  copy->enlist(copy);
   return Variable(copy);
 }
 
@@ -218,7 +228,7 @@ Tensor Variable::read_value() const {
     if (aggregation() != VariableAggregation::ONLY_FIRST_REPLICA)
       return impl_->extended.ops_->reduce(
           reduce_op(aggregation()), PerReplica<Tensor>(impl_->components), current_device())[0];
-    return component(0).clone_to(current_device());
+    return impl_->extended.from_chief(component(0)).tensor().clone_to(current_device());
   }
   return component(detail::component_on_current_device(devices())).clone();
 }
@@ -410,7 +420,8 @@ void Variable::write_in_replica(const char* what, Update update, const Value& va
         const Destinations devices = variable;
         Mirrored<Value> result;
         if (variable.aggregation() == VariableAggregation::ONLY_FIRST_REPLICA) {
-          result = current.extended().broadcast_to(slot_of(0).value, devices);
+          result = current.extended().broadcast_to(
+              variable.impl_->extended.from_chief(slot_of(0).value), devices);
         } else {
           std::vector<Value> parts;
           for (size_t i = 0; i < slots.size(); ++i) parts.push_back(slot_of(i).value);

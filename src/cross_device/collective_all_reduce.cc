@@ -1,0 +1,336 @@
+#include <fmt/format.h>
+#include <tutti/collective_all_reduce.h>
+#include <tutti/error.h>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <ranges>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "cross_device/fused.h"
+#include "cross_device/packing.h"
+#include "group/group_impl.h"
+#include "observe/timeline.h"
+#include "tensor/tensor_impl.h"
+
+namespace tutti {
+
+namespace {
+
+using detail::Device;
+using detail::GroupAccess;
+using detail::TensorAccess;
+
+// The options of a call that is several operations of the group: they share its timeout.
+class Budget {
+ public:
+  explicit Budget(const CommunicationOptions& options)
+      : options_(options), start_(std::chrono::steady_clock::now()) {
+    if (!options_.timeout) options_.timeout = base::settings().timeout;
+  }
+
+  CommunicationOptions left() const {
+    CommunicationOptions options = options_;
+    options.bytes_per_pack = 0;
+    if (options.timeout->count() > 0)  // 0 is for ever
+      options.timeout = std::max<std::chrono::nanoseconds>(
+          *options.timeout - (std::chrono::steady_clock::now() - start_),
+          std::chrono::nanoseconds(1));
+    return options;
+  }
+
+ private:
+  CommunicationOptions options_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+// Dense values with as many components each, on their way through the group.
+struct Dense {
+  std::vector<Tensor> inputs, outputs;
+  std::vector<const void*> from = {};
+  std::vector<void*> to = {};
+};
+
+// What a rank tells the others of its slices before they travel.
+struct SlicesHeader {
+  int64_t rows;
+  int64_t wide_indices;  // int64, not int32
+  int64_t dense_rows;    // of the tensor they are taken from; -1: not known
+  int64_t kind;          // stands for the dtype and the shape of a row
+};
+constexpr size_t kHeader = sizeof(SlicesHeader) / sizeof(int64_t);
+
+SlicesHeader header_of(const IndexedSlices& slices) {
+  const Shape& shape = slices.values.shape();
+  auto kind = uint64_t(slices.dtype());
+  for (const int64_t extent : std::views::drop(shape, 1)) kind = group::mixed(kind, uint64_t(extent));
+  return {.rows = shape[0],
+          .wide_indices = slices.indices.dtype() == DType::int64,
+          .dense_rows = slices.dense_shape ? (*slices.dense_shape)[0] : -1,
+          .kind = int64_t(kind)};
+}
+
+int64_t row_size(const Tensor& tensor) {
+  int64_t size = 1;
+  for (const int64_t extent : std::views::drop(tensor.shape(), 1)) size *= extent;
+  return size;
+}
+
+Shape with_rows(const Shape& shape, int64_t rows) {
+  std::vector<int64_t> extents(shape.begin(), shape.end());
+  extents[0] = rows;
+  return Shape(extents);
+}
+
+bool is_sparse(const PerReplica<Value>& value) {
+  return std::ranges::all_of(value, &Value::is_sparse);
+}
+
+}  // namespace
+
+struct CollectiveAllReduce::State {
+  Group group;
+  std::vector<Device*> devices;
+  CommunicationOptions options;
+  std::mutex mutex;  // the operations of one call are not mixed with those of another
+
+  detail::GroupImpl& ranks() { return GroupAccess::impl(group); }
+
+  void check_size(const char* what, size_t components) const {
+    if (components != 1 && components != devices.size())
+      throw InvalidArgumentError(
+          fmt::format("{}: the value has {} components, expected one for each of the {} devices of "
+                      "this worker, or one alone",
+                      what, components, devices.size()));
+  }
+
+  void check_implementation() const {
+    if (options.implementation != CommunicationImplementation::NCCL) return;
+    if (base::settings().backend == "nccl")
+      throw UnavailableError(
+          "\"nccl\" reduces between distinct GPUs, and the replicas are on others; unset "
+          "TUTTI_BACKEND=nccl to fall back");
+    base::log_once(base::LogLevel::warning,
+                   "\"nccl\" reduces between distinct GPUs, and the replicas are on others; falling "
+                   "back to the group's own way");
+  }
+
+  // All values with `components` leaves on each rank.
+  void reduce_dense(ReduceOp op, std::span<Dense> values, size_t components, const Budget& budget,
+                    int64_t bytes_per_pack) {
+    if (values.empty()) return;
+    std::vector<int> owners;
+    for (int rank = 0; rank < group.size(); ++rank)
+      owners.insert(owners.end(), components, rank);
+    std::vector<group::Piece> pieces;
+    std::vector<int64_t> bytes;
+    // The gradients of the last layers come first, since they are ready first.
+    for (Dense& dense : std::views::reverse(values)) {
+      for (const Tensor& input : dense.inputs) dense.from.push_back(input.const_data());
+      for (const Tensor& output : dense.outputs) dense.to.push_back(TensorAccess::data(output));
+      pieces.push_back(
+          {dense.from, dense.to, dense.inputs[0].num_elements(), dense.inputs[0].dtype()});
+      bytes.push_back(int64_t(dense.inputs[0].num_bytes()));
+    }
+    const auto packs = cross_device::group_by_bytes(bytes, bytes_per_pack);
+    for (const std::vector<size_t>& pack : packs)
+      ranks().all_reduce_leaves(
+          {std::span(pieces).subspan(pack.front(), pack.size()), owners, op}, budget.left());
+    if (auto* const span = observe::Span::current()) span->set("packs", int64_t(packs.size()));
+  }
+
+  // The slices of all ranks in rank order; `mine` are those of this rank.
+  std::vector<IndexedSlices> gather_slices(const std::vector<IndexedSlices>& mine,
+                                           const Budget& budget) {
+    const auto size = size_t(group.size());
+    std::vector<SlicesHeader> sent, all(mine.size() * size);
+    for (const IndexedSlices& slices : mine) sent.push_back(header_of(slices));
+    group.all_gather(std::span(&sent[0].rows, mine.size() * kHeader),
+                     std::span(&all[0].rows, all.size() * kHeader), budget.left());
+    std::vector<IndexedSlices> results;
+    for (size_t i = 0; i < mine.size(); ++i) {
+      std::vector<int64_t> rows;
+      int64_t dense_rows = -1;
+      size_t told_by = 0;
+      bool wide = false;
+      for (size_t r = 0; r < size; ++r) {
+        const SlicesHeader& theirs = all[r * mine.size() + i];
+        rows.push_back(theirs.rows);
+        wide |= theirs.wide_indices != 0;
+        if (theirs.kind != all[i].kind)
+          throw InvalidArgumentError(fmt::format(
+              "reduce: the IndexedSlices of worker {} differ from those of worker 0 in dtype or in "
+              "the shape of a row; here they are {}",
+              r, mine[i].values.to_string()));
+        if (theirs.dense_rows >= 0 && dense_rows >= 0 && theirs.dense_rows != dense_rows)
+          throw InvalidArgumentError(
+              fmt::format("reduce: the IndexedSlices of workers {} and {} are of tensors with {} "
+                          "and {} rows",
+                          told_by, r, dense_rows, theirs.dense_rows));
+        if (theirs.dense_rows >= 0 && dense_rows < 0) {
+          dense_rows = theirs.dense_rows;
+          told_by = r;
+        }
+      }
+      const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+      IndexedSlices result{.values = gathered(mine[i].values, rows, total, budget),
+                           .indices = gathered(wide && !sent[i].wide_indices
+                                                   ? mine[i].indices.to(DType::int64)
+                                                   : mine[i].indices,
+                                               rows, total, budget)};
+      if (dense_rows >= 0) {
+        result.dense_shape = with_rows(result.values.shape(), dense_rows);
+        advise(total, dense_rows);
+      }
+      results.push_back(std::move(result));
+    }
+    return results;
+  }
+
+  // rows[r] rows from rank r, one after another.
+  Tensor gathered(const Tensor& mine, std::vector<int64_t> rows, int64_t total,
+                  const Budget& budget) {
+    const Tensor result =
+        TensorAccess::empty(with_rows(mine.shape(), total), mine.dtype(), *devices[0]);
+    for (int64_t& count : rows) count *= row_size(mine);
+    ranks().all_gather_uneven(detail::read(mine), detail::write(result), rows, budget.left());
+    return result;
+  }
+
+  // Rows travel to every rank; a dense sum takes twice the tensor.
+  static void advise(int64_t rows, int64_t dense_rows) {
+    if (auto* const span = observe::Span::current(); span && rows > 2 * dense_rows)
+      span->set("advice",
+                fmt::format("{} rows of a tensor of {} travel: sparse_as_dense would be cheaper",
+                            rows, dense_rows));
+  }
+};
+
+CollectiveAllReduce::CollectiveAllReduce(const std::vector<std::string>& devices, Group group,
+                                         const CommunicationOptions& options)
+    : state_(new State{.group = std::move(group), .devices = {}, .options = options, .mutex = {}}) {
+  options.validate("CollectiveAllReduce");
+  if (devices.empty()) throw InvalidArgumentError("CollectiveAllReduce: there are no devices");
+  for (const std::string& name : devices) {
+    Device& device = device::find(name, "CollectiveAllReduce");
+    if (std::ranges::find(state_->devices, &device) != state_->devices.end())
+      throw InvalidArgumentError(
+          fmt::format("CollectiveAllReduce: the device {} is named twice", device.name()));
+    if (!device.in_host_memory())
+      throw InvalidArgumentError(
+          fmt::format("CollectiveAllReduce: {} is not in host memory", device.name()));
+    state_->devices.push_back(&device);
+  }
+}
+
+CollectiveAllReduce::~CollectiveAllReduce() = default;
+
+bool CollectiveAllReduce::spans_processes() const { return state_->group.size() > 1; }
+
+Mirrored<Value> CollectiveAllReduce::reduce_implementation(ReduceOp op,
+                                                           const PerReplica<Value>& value,
+                                                           const Destinations& destinations,
+                                                           const CommunicationOptions& options) {
+  return std::move(batch_reduce_implementation(op, {{value, destinations}}, options)[0]);
+}
+
+std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
+    ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
+    const CommunicationOptions& options) {
+  const CommunicationOptions merged = state_->options.merge(options);
+  state_->check_implementation();
+  for (const auto& [value, destinations] : pairs) state_->check_size("reduce", value.size());
+  if (!spans_processes()) return cross_device::fused_reduce(op, pairs);
+
+  const Budget budget(merged);
+  const std::lock_guard lock(state_->mutex);
+  const size_t devices = state_->devices.size();
+  std::vector<Dense> whole, replicated;  // one leaf for each rank, or one for each replica
+  std::vector<IndexedSlices> sparse;
+  for (const auto& [value, destinations] : pairs) {
+    if (is_sparse(value)) {
+      const Destinations here(state_->devices[0]->name());
+      sparse.push_back(cross_device::fused_reduce(ReduceOp::SUM, value, here)[0].slices());
+      continue;
+    }
+    Dense dense{.inputs = {}, .outputs = {}};
+    for (const Value& v : value)
+      dense.inputs.push_back(v.is_sparse() ? v.slices().to_dense() : v.tensor());
+    for (Device* const device : TensorAccess::devices(destinations))
+      dense.outputs.push_back(TensorAccess::empty(dense.inputs[0].shape(),
+                                                  result_dtype(op, dense.inputs[0].dtype()),
+                                                  *device));
+    (value.size() == devices ? replicated : whole).push_back(std::move(dense));
+  }
+  if (auto* const span = observe::Span::current())
+    span->set("algorithm", std::string(state_->group.backend()));
+  state_->reduce_dense(op, replicated, devices, budget, merged.bytes_per_pack);
+  state_->reduce_dense(op, whole, 1, budget, merged.bytes_per_pack);
+  if (!sparse.empty()) sparse = state_->gather_slices(sparse, budget);
+
+  std::vector<Mirrored<Value>> results;
+  size_t next_whole = 0, next_replicated = 0, next_sparse = 0;
+  for (const auto& [value, destinations] : pairs) {
+    if (is_sparse(value)) {
+      const auto replicas = int64_t(value.size()) * state_->group.size();
+      results.push_back(cross_device::fused_reduce(
+          op, PerReplica<Value>(sparse[next_sparse++]), destinations, replicas));
+      continue;
+    }
+    const std::vector<Tensor>& outputs =
+        (value.size() == devices ? replicated[next_replicated++] : whole[next_whole++]).outputs;
+    results.emplace_back(std::vector<Value>(outputs.begin(), outputs.end()));
+  }
+  return results;
+}
+
+// Every rank's part is its replicas' one after another; the parts are joined as if each were a
+// replica.
+Mirrored<Tensor> CollectiveAllReduce::gather_implementation(const PerReplica<Tensor>& value,
+                                                            const Destinations& destinations,
+                                                            size_t axis,
+                                                            const CommunicationOptions& options) {
+  state_->check_size("gather", value.size());
+  if (!spans_processes())
+    return CrossDeviceOps::gather_implementation(value, destinations, axis, options);
+  const Budget budget(state_->options.merge(options));
+  const std::lock_guard lock(state_->mutex);
+  const Destinations here(state_->devices[0]->name());
+  const Tensor mine = CrossDeviceOps::gather_implementation(value, here, axis, options)[0];
+
+  const auto size = size_t(state_->group.size());
+  std::vector<int64_t> extents(mine.shape().begin(), mine.shape().end());
+  std::vector<int64_t> all(extents.size() * size);
+  state_->group.all_gather(extents, all, budget.left());
+  std::vector<Shape> shapes;
+  std::vector<int64_t> counts;
+  for (size_t r = 0; r < size; ++r) {
+    const std::span theirs = std::span(all).subspan(r * extents.size(), extents.size());
+    extents[axis] = theirs[axis];
+    shapes.emplace_back(std::vector<int64_t>(theirs.begin(), theirs.end()));
+    if (!std::ranges::equal(theirs, extents))
+      throw InvalidArgumentError(
+          fmt::format("gather: workers {} and {} hold shapes {} and {}, which differ in more than "
+                      "axis {}",
+                      state_->group.rank(), r, mine.shape().to_string(), shapes[r].to_string(),
+                      axis));
+    counts.push_back(shapes[r].num_elements());
+  }
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const Tensor joined = TensorAccess::empty(Shape{total}, mine.dtype(), *state_->devices[0]);
+  state_->ranks().all_gather_uneven(detail::read(mine), detail::write(joined), counts,
+                                    budget.left());
+  std::vector<Tensor> parts;
+  auto* data = static_cast<std::byte*>(TensorAccess::data(joined));
+  for (size_t r = 0; r < size; ++r) {
+    parts.push_back(TensorAccess::wrap(std::make_shared<Tensor>(joined), data, shapes[r],
+                                       mine.dtype(), *state_->devices[0], true));
+    data += size_t(counts[r]) * size_of(mine.dtype());
+  }
+  return CrossDeviceOps::gather_implementation(PerReplica<Tensor>(std::move(parts)), destinations,
+                                               axis, options);
+}
+
+}  // namespace tutti

@@ -1,0 +1,144 @@
+#include <fmt/format.h>
+#include <tutti/collective_strategy.h>
+#include <tutti/compat.h>
+#include <tutti/error.h>
+
+#include "strategy/context.h"
+#include "strategy/workers.h"
+
+namespace tutti {
+
+namespace {
+
+using strategy::Cast;
+using strategy::Workers;
+
+// What is there in the place of the cross-device operations once the job was left.
+class NoOps : public CrossDeviceOps {
+ protected:
+  [[noreturn]] static void fail() {
+    throw FailedPreconditionError(
+        "the strategy has left its job (experimental_finalize); experimental_initialize joins it "
+        "again");
+  }
+  Mirrored<Value> reduce_implementation(ReduceOp, const PerReplica<Value>&, const Destinations&,
+                                        const CommunicationOptions&) override {
+    fail();
+  }
+  Mirrored<Tensor> gather_implementation(const PerReplica<Tensor>&, const Destinations&, size_t,
+                                         const CommunicationOptions&) override {
+    fail();
+  }
+  bool spans_processes() const override { return true; }
+};
+
+std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options) {
+  const auto take = [](const char* type, const char* option, int count) {
+    std::vector<std::string> names = list_logical_devices(type);
+    if (count < 0)
+      throw InvalidArgumentError(fmt::format("{} is {}, expected 0 or more", option, count));
+    if (size_t(count) > names.size())
+      throw InvalidArgumentError(
+          fmt::format("{} is {}, but this machine has {} logical {} devices; set_logical_devices "
+                      "makes more",
+                      option, count, names.size(), type));
+    names.resize(size_t(count));
+    return names;
+  };
+  std::vector<std::string> names = take("GPU", "num_gpus_per_worker", options.num_gpus_per_worker);
+  if (!names.empty()) return names;
+  names = take("CPU", "cpu_devices_per_worker", options.cpu_devices_per_worker);
+  if (names.empty()) throw InvalidArgumentError("cpu_devices_per_worker is 0, expected 1 or more");
+  return names;
+}
+
+class CollectiveExtended : public StrategyExtended {
+ public:
+  explicit CollectiveExtended(const CollectiveAllReduceOptions& options)
+      : StrategyExtended(devices_for(options), nullptr, options.communication) {}
+};
+
+CollectiveAllReduceOptions all_gpus(const CommunicationOptions& communication) {
+  return {.num_gpus_per_worker = int(list_logical_devices("GPU").size()),
+          .communication = communication};
+}
+
+}  // namespace
+
+CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options,
+                                                         Cast cast)
+    : Strategy(std::make_unique<CollectiveExtended>(options)),
+      options_(options),
+      cast_(std::make_unique<Cast>(std::move(cast))) {
+  options.communication.validate("CollectiveAllReduceStrategy");
+  extended().join(std::make_shared<Workers>(*cast_));
+}
+
+CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options)
+    : CollectiveAllReduceStrategy(options, Cast::from_environment()) {}
+
+CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(int num_gpus_per_worker)
+    : CollectiveAllReduceStrategy({.num_gpus_per_worker = num_gpus_per_worker},
+                                  Cast::from_environment()) {}
+
+CollectiveAllReduceStrategy::~CollectiveAllReduceStrategy() = default;
+
+MultiWorkerMirroredStrategy::MultiWorkerMirroredStrategy(const CommunicationOptions& communication)
+    : CollectiveAllReduceStrategy(all_gpus(communication), Cast::from_environment()) {}
+
+MultiWorkerMirroredStrategy::MultiWorkerMirroredStrategy(const ClusterResolver& resolver,
+                                                         const CommunicationOptions& communication)
+    : CollectiveAllReduceStrategy(
+          all_gpus(communication),
+          Cast::from(resolver.cluster_spec(), resolver.task_type(), resolver.task_id())) {}
+
+void CollectiveAllReduceStrategy::configure(const ConfigureOptions& options) {
+  strategy::require_cross_replica(*this, "configure");
+  if (options.cluster_spec) {
+    Cast cast = Cast::from(options.cluster_spec, options.task_type, options.task_id);
+    if (extended().variables_ > 0)
+      throw FailedPreconditionError(fmt::format(
+          "configure: the strategy has {} variables, which the other workers know nothing of; "
+          "configure it before the first",
+          extended().variables_.load()));
+    extended().join(std::make_shared<Workers>(cast));
+    *cast_ = std::move(cast);
+  }
+  if (options.session_config)
+    *options.session_config = update_config_proto(*options.session_config);
+}
+
+std::unique_ptr<CollectiveAllReduceStrategy> CollectiveAllReduceStrategy::clone() const {
+  strategy::require_cross_replica(*this, "clone");
+  return std::unique_ptr<CollectiveAllReduceStrategy>(
+      new CollectiveAllReduceStrategy(options_, *cast_));
+}
+
+void CollectiveAllReduceStrategy::experimental_initialize() {
+  strategy::require_cross_replica(*this, "experimental_initialize");
+  if (!extended().workers_) extended().join(std::make_shared<Workers>(*cast_));
+  extended().workers_->group().barrier(options_.communication);
+}
+
+void CollectiveAllReduceStrategy::experimental_finalize() {
+  strategy::require_cross_replica(*this, "experimental_finalize");
+  if (!extended().workers_) return;
+  extended().workers_->group().barrier(options_.communication);
+  extended().workers_.reset();
+  extended().ops_ = std::make_shared<NoOps>();
+}
+
+ConfigProto CollectiveAllReduceStrategy::update_config_proto(const ConfigProto& config) const {
+  return cast_->updated(config);
+}
+
+void CollectiveAllReduceStrategy::check_health(const std::string& task_type, int task_id) const {
+  const int rank = cast_->rank_of(task_type, task_id);
+  if (cast_->membership) strategy::check_health(rank);
+}
+
+void CollectiveAllReduceStrategy::check_health() const {
+  if (cast_->membership) strategy::check_health(-1);
+}
+
+}  // namespace tutti
