@@ -1,6 +1,7 @@
 // Trains on handwritten digits, on as many devices of this process as are asked for.
 //
 //   02_train_digits [--devices N] [--epochs N] [--batch N] [--seed N] [--save FILE]
+//                  [--checkpoint FOLDER]
 #include "digits.h"
 
 int main(int argc, char** argv) {

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
+#include <optional>
 #include <random>
 #include <sstream>
 
@@ -206,12 +207,13 @@ Options parse_options(int argc, char** argv) {
                         : name == "--seed"   ? &options.seed
                                              : nullptr;
     if (number && (*number = std::atoi(value.c_str())) > 0) continue;
-    if (name == "--save" && !value.empty()) {
-      options.save = value;
+    if ((name == "--save" || name == "--checkpoint") && !value.empty()) {
+      (name == "--save" ? options.save : options.checkpoint) = value;
       continue;
     }
     std::cerr << "usage: " << argv[0]
-              << " [--devices N] [--epochs N] [--batch N] [--seed N] [--save FILE]\n";
+              << " [--devices N] [--epochs N] [--batch N] [--seed N] [--save FILE]"
+                 " [--checkpoint FOLDER]\n";
     std::exit(2);
   }
   return options;
@@ -256,34 +258,43 @@ DistributedDataset batches(Strategy& strategy, const Data& data, const Options& 
 }
 
 Result train(Strategy& strategy, const Options& options) {
-  const bool terminal = isatty(STDOUT_FILENO) && !options.quiet;
+  const bool quiet = options.quiet || !strategy.extended().is_chief();
+  const bool terminal = isatty(STDOUT_FILENO) && !quiet;
   const auto [training, test] = load();
   const auto examples = int(training.labels.num_elements());
   const auto scope = strategy.scope();
   const Model model(options.seed);
   const int steps = (examples * options.epochs + options.batch - 1) / options.batch;
   const int steps_per_epoch = (steps + options.epochs - 1) / options.epochs;
-  if (!options.quiet)
+  if (!quiet)
     std::printf("%d replicas, %d digits to train on, %d to test with\n",
                 strategy.num_replicas_in_sync(), examples, int(test.labels.num_elements()));
 
+  InputIterator input = batches(strategy, training, options).make_iterator();
+  std::vector<Variable> state = model.weights;
+  state.insert(state.end(), model.momenta.begin(), model.momenta.end());
+  std::optional<Checkpoint> checkpoint;
+  if (!options.checkpoint.empty()) checkpoint.emplace(options.checkpoint, state, std::vector{&input});
+
   Result result{};
-  int done = 0;
+  int done = int(checkpoint ? checkpoint->restore().value_or(0) : 0);
+  if (done && !quiet) std::printf("going on from step %d\n", done);
   double loss = 0, seen = 0, total = 0, busy = 0, reducing = 0, seconds = 0;
   auto start = Clock::now();
-  for (const DistributedElement& element : batches(strategy, training, options)) {
+  while (const std::optional<DistributedElement> element = input.get_next_as_optional()) {
     const float rate =
         0.025f * (1 + std::cos(3.14159265f * float(done) / float(steps)));  // from 0.05 to 0
     const PerReplica<StepResult> results =
         strategy.run([&](ReplicaContext& ctx, const Tensor& x,
                          const Tensor& y) { return step(model, ctx, x, y, rate); },
-                     element[0], element[1]);
+                     (*element)[0], (*element)[1]);
     const std::span<const float> sums = results[0].loss.span<const float>();
     loss += sums[0];
     seen += sums[1];
     busy += results[0].seconds;
     reducing += results[0].all_reduce_seconds;
     const int epoch = done++ / steps_per_epoch + 1;
+    if (checkpoint && done % 50 == 0) checkpoint->save(done);
     if (terminal && done % 8 == 0) {
       const int filled = 40 * ((done - 1) % steps_per_epoch + 1) / steps_per_epoch;
       std::printf("\repoch %2d [%-40s]", epoch, std::string(size_t(filled), '#').c_str());
@@ -295,7 +306,7 @@ Result train(Strategy& strategy, const Options& options) {
     seconds += took;
     total += seen;
     result = {accuracy(strategy, model, test), total / seconds};
-    if (!options.quiet) {
+    if (!quiet) {
       std::printf(
           "%sepoch %2d  loss %.4f  test accuracy %5.2f %%  %6.0f examples/s  all_reduce %2.0f %% "
           "of the step\n",
@@ -306,7 +317,7 @@ Result train(Strategy& strategy, const Options& options) {
     loss = seen = busy = reducing = 0;
     start = Clock::now();
   }
-  if (!options.quiet)
+  if (!quiet)
     std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
   if (!options.save.empty()) save_variables(options.save, model.weights);
   return result;

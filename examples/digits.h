@@ -15,7 +15,8 @@ struct Options {
   int epochs = 40;
   int batch = 32;  // over all replicas
   int seed = 1;
-  std::string save;  // a safetensors file for the weights
+  std::string save;        // a safetensors file for the weights
+  std::string checkpoint;  // a folder: every 50 steps, and to go on from
   bool quiet = false;
 };
 

@@ -1,9 +1,15 @@
-// Variables in files; see safetensors.h for the format.
+// Variables in files (see safetensors.h for the format), and checkpoints to go on from.
+//
+// On several workers all of them call these functions; the chief alone reads and writes files, so
+// no file system need be shared, and what goes wrong there is an error on every worker.
 #pragma once
 
+#include <tutti/input.h>
 #include <tutti/variable.h>
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +27,44 @@ void save_variables(const std::string& path, const std::vector<Variable>& variab
 // InvalidArgumentError where dtype or shape differ.
 std::map<std::string, std::string> load_variables(const std::string& path,
                                                   const std::vector<Variable>& variables);
+
+// All that a training program needs to go on where it was, in a folder of files. A job that is
+// killed at any moment, and started again with the same program, ends as if nothing had happened:
+//
+//   Checkpoint checkpoint("checkpoints", variables, {&input});
+//   for (int64_t step = checkpoint.restore().value_or(0); step < steps; ++step) {
+//     ... input.get_next() ...
+//     if ((step + 1) % 100 == 0) checkpoint.save(step + 1);
+//   }
+class Checkpoint {
+ public:
+  // `folder` is made where it is not there. The inputs must outlive this object, and have been
+  // started. After a save the `keep` newest files are left.
+  Checkpoint(std::string folder, std::vector<Variable> variables,
+             std::vector<InputIterator*> inputs = {}, int keep = 2);
+
+  // Writes folder/step-N.safetensors, whole or not at all: the variables, where the inputs stand,
+  // and `metadata`. InvalidArgumentError for a negative step.
+  void save(int64_t step, const std::map<std::string, std::string>& metadata = {});
+
+  // Goes back to the newest file that is whole, and returns its step; none where there is no file.
+  // Damaged ones are passed over with a warning. Also into another number of workers, except for
+  // inputs whose workers have data of their own: those are an InvalidArgumentError. After an error
+  // all variables are as they were.
+  std::optional<int64_t> restore();
+  // Of the file that restore found.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ private:
+  void check_inputs(const std::string& path, const std::map<std::string, Tensor>& tensors,
+                    size_t workers) const;
+
+  std::string folder_;
+  std::vector<Variable> variables_;
+  std::vector<InputIterator*> inputs_;
+  int keep_;
+  std::map<std::string, std::string> metadata_;
+};
 
 }  // namespace tutti
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <tutti/cluster.h>
+#include <tutti/group.h>
 #include <tutti/strategy.h>
 
 #include <memory>
@@ -53,6 +54,9 @@ class CollectiveAllReduceStrategy : public Strategy {
   // DeadlineExceededError naming the workers that did not come within TUTTI_JOIN_TIMEOUT.
   explicit CollectiveAllReduceStrategy(int num_gpus_per_worker = 0);
   explicit CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options);
+  // The workers are the ranks of a group: a part of a job, or threads of this process.
+  explicit CollectiveAllReduceStrategy(const Group& group,
+                                       const CollectiveAllReduceOptions& options = {});
   ~CollectiveAllReduceStrategy() override;
 
   // Makes the tasks of a cluster the workers. InvalidArgumentError, which leaves the strategy as it

@@ -78,6 +78,8 @@ class InputIterator {
  private:
   friend class Strategy;
   friend class DistributedDataset;
+  friend class Checkpoint;
+  bool has_own_data() const;  // this worker, which no other has
   explicit InputIterator(std::shared_ptr<const detail::InputSource> source);
   struct Run;
   std::shared_ptr<const detail::InputSource> source_;

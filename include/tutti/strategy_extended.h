@@ -23,6 +23,7 @@ struct ConfigProto;
 
 namespace strategy {
 class Workers;
+struct WorkersOf;
 }
 
 namespace detail {
@@ -177,7 +178,7 @@ class StrategyExtended {
  private:
   friend class Strategy;
   friend class CollectiveAllReduceStrategy;
-  friend class Checkpoint;
+  friend struct strategy::WorkersOf;
   friend class Variable;
   friend class ReplicaContext;
   friend class detail::ReplicaGroup;

@@ -347,6 +347,8 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
   return element;
 }
 
+bool InputIterator::has_own_data() const { return source_->layout.group.has_value(); }
+
 std::string InputIterator::save() {
   if (!run_)
     throw FailedPreconditionError("save: the iterator has not been started; call initialize first");

@@ -81,6 +81,10 @@ CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(int num_gpus_per_worker
     : CollectiveAllReduceStrategy({.num_gpus_per_worker = num_gpus_per_worker},
                                   Cast::from_environment()) {}
 
+CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const Group& group,
+                                                         const CollectiveAllReduceOptions& options)
+    : CollectiveAllReduceStrategy(options, Cast{.group = group}) {}
+
 CollectiveAllReduceStrategy::~CollectiveAllReduceStrategy() = default;
 
 MultiWorkerMirroredStrategy::MultiWorkerMirroredStrategy(const CommunicationOptions& communication)

@@ -43,15 +43,18 @@ Cast Cast::from(const ClusterSpec& cluster, const std::string& task_type,
           .own_task = task_name(task_type, *task_id)};
 }
 
+int Cast::size() const {
+  return group ? group->size() : membership ? int(membership->addresses.size()) : 1;
+}
+
 int Cast::rank_of(const std::string& task_type, int task_id) const {
-  const int size = membership ? int(membership->addresses.size()) : 1;
   const int chiefs = has_chief ? 1 : 0;
   int rank = -1;
   if (task_type == "chief" && task_id < chiefs) rank = task_id;
   if (task_type == "worker" && task_id >= 0) rank = chiefs + task_id;
-  if (rank < 0 || rank >= size)
+  if (rank < 0 || rank >= size())
     throw InvalidArgumentError(fmt::format("there is no {} among the {} workers of this job",
-                                           task_name(task_type, task_id), size));
+                                           task_name(task_type, task_id), size()));
   return rank;
 }
 
@@ -71,10 +74,18 @@ void check_health(int rank) {
     throw_error(failure->code, failure->text);
 }
 
-Workers::Workers(Cast cast) : cast_(std::move(cast)), group_(group::join_group(cast_.membership)) {}
+namespace {
+
+Group make_group(const Cast& cast) {
+  return cast.group ? cast.group->split(0, cast.group->rank()) : group::join_group(cast.membership);
+}
+
+}  // namespace
+
+Workers::Workers(Cast cast) : cast_(std::move(cast)), group_(make_group(cast_)) {}
 
 Group Workers::new_group() {
-  Group group = group::join_group(cast_.membership);
+  Group group = make_group(cast_);
   const std::lock_guard lock(mutex_);
   std::erase_if(others_, [](const auto& other) { return other.expired(); });
   others_.push_back(detail::GroupAccess::shared(group));
@@ -132,11 +143,31 @@ std::vector<std::string> Workers::from_all(const std::string& text) const {
   return result;
 }
 
+void Workers::on_chief(const std::function<void()>& fn) const {
+  if (size() == 1) return fn();
+  std::exception_ptr error;
+  std::string outcome;  // empty: all is well
+  if (rank() == 0) try {
+      fn();
+    } catch (const Error& e) {
+      error = std::current_exception();
+      outcome = fmt::format("{} {}", int(e.code()), e.what());
+    } catch (const std::exception& e) {
+      error = std::current_exception();
+      outcome = fmt::format("{} {}", int(ErrorCode::internal), e.what());
+    }
+  outcome = from_chief(outcome);
+  if (error) std::rethrow_exception(error);
+  if (!outcome.empty())
+    throw_error(ErrorCode(std::atoi(outcome.c_str())),
+                fmt::format("worker 0: {}", outcome.substr(outcome.find(' ') + 1)));
+}
+
 void Workers::abandon(const std::string& why) const {
   if (size() == 1) return;
-  const std::string text =
-      fmt::format("worker {} ({}) gave up: {}", rank(),
-                  cast_.membership->addresses[size_t(rank())], why);
+  std::string place;
+  if (cast_.membership) place = fmt::format(" ({})", cast_.membership->addresses[size_t(rank())]);
+  const std::string text = fmt::format("worker {}{} gave up: {}", rank(), place, why);
   detail::GroupAccess::impl(group_).backend().poison(ErrorCode::aborted, text);
   const std::lock_guard lock(mutex_);
   for (const auto& other : others_)

@@ -6,6 +6,8 @@
 #include <tutti/group.h>
 #include <tutti/values.h>
 
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,8 +19,9 @@ namespace tutti::strategy {
 
 // Who they are, as far as that is known without asking them.
 struct Cast {
-  std::optional<cluster::Membership> membership;  // none: this process is alone
-  bool has_chief = false;                         // a job "chief" of one task, before the workers
+  std::optional<cluster::Membership> membership = {};  // none: this process is alone
+  std::optional<Group> group = {};                     // or the ranks of this one
+  bool has_chief = false;                              // a job "chief" of one task, before the workers
   // Empty where no cluster was given: "/job:worker/replica:0/task:0", "/job:worker/task:1".
   std::string leader = {}, own_task = {};
 
@@ -28,6 +31,7 @@ struct Cast {
   static Cast from(const ClusterSpec& cluster, const std::string& task_type,
                    std::optional<int> task_id);
 
+  int size() const;
   // The rank of a task. InvalidArgumentError where it is no worker of the job.
   int rank_of(const std::string& task_type, int task_id) const;
   ConfigProto updated(const ConfigProto& config) const;
@@ -56,6 +60,9 @@ class Workers {
   // What every worker gives, by rank.
   std::vector<std::string> from_all(const std::string& text) const;
 
+  // fn() on the chief; what it throws, every worker does.
+  void on_chief(const std::function<void()>& fn) const;
+
   // Tells the others that this worker cannot go on.
   void abandon(const std::string& why) const;
 
@@ -64,6 +71,11 @@ class Workers {
   Group group_;
   mutable std::mutex mutex_;
   mutable std::vector<std::weak_ptr<detail::GroupImpl>> others_;
+};
+
+// Of a strategy; null where it is of one process.
+struct WorkersOf {
+  static const Workers* of(const StrategyExtended& extended) { return extended.workers_.get(); }
 };
 
 }  // namespace tutti::strategy
