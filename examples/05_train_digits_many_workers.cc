@@ -1,5 +1,5 @@
-// Trains on handwritten digits, on many workers with as many devices each as are asked for. Only the
-// strategy's line differs from 02_train_digits.
+// Trains on handwritten digits, on many workers with as many devices each as are asked for. Only
+// the strategy's line differs from 02_train_digits.
 //
 //   tutti run -n 2 05_train_digits_many_workers [--devices N] [--epochs N] [--batch N] [--seed N]
 //                                               [--save FILE] [--checkpoint FOLDER]

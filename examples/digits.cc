@@ -274,7 +274,8 @@ Result train(Strategy& strategy, const Options& options) {
   std::vector<Variable> state = model.weights;
   state.insert(state.end(), model.momenta.begin(), model.momenta.end());
   std::optional<Checkpoint> checkpoint;
-  if (!options.checkpoint.empty()) checkpoint.emplace(options.checkpoint, state, std::vector{&input});
+  if (!options.checkpoint.empty())
+    checkpoint.emplace(options.checkpoint, state, std::vector{&input});
 
   Result result{};
   int done = int(checkpoint ? checkpoint->restore().value_or(0) : 0);
@@ -317,8 +318,7 @@ Result train(Strategy& strategy, const Options& options) {
     loss = seen = busy = reducing = 0;
     start = Clock::now();
   }
-  if (!quiet)
-    std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
+  if (!quiet) std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
   if (!options.save.empty()) save_variables(options.save, model.weights);
   return result;
 }

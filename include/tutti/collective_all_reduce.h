@@ -20,9 +20,9 @@ namespace tutti {
 // Destinations are devices of this process. A batch is one operation of the group, or one for each
 // pack where bytes_per_pack asks for packs. IndexedSlices stay sparse: all rows in replica order.
 //
-// All ranks make the same calls in the same order; where they do not, or where a rank is lost, every
-// rank gets an error that says so (see group.h). Calls from several threads are made one after
-// another.
+// All ranks make the same calls in the same order; where they do not, or where a rank is lost,
+// every rank gets an error that says so (see group.h). Calls from several threads are made one
+// after another.
 class CollectiveAllReduce : public CrossDeviceOps {
  public:
   // `options` are those of calls that do not set their own. InvalidArgumentError where a device is

@@ -1,11 +1,12 @@
 // CollectiveAllReduceStrategy: synchronous training on many workers.
 //
-//   CollectiveAllReduceStrategy strategy;   // tutti run -n 4 ./program, Slurm, mpirun, torchrun ...
+//   CollectiveAllReduceStrategy strategy;   // tutti run -n 4 ./program, Slurm, mpirun, torchrun
+//   ...
 //
 // Every worker runs the same program, and the rest of it is as with MirroredStrategy. All workers
 // call the methods that concern all replicas (reduce, gather, run with an all_reduce in it,
-// Variable::create, save_variables, ...) in the same order. A worker that is lost, stuck or asks for
-// something else becomes an error on every other one that names it.
+// Variable::create, save_variables, ...) in the same order. A worker that is lost, stuck or asks
+// for something else becomes an error on every other one that names it.
 #pragma once
 
 #include <tutti/cluster.h>
@@ -25,8 +26,8 @@ struct Cast;
 }
 
 struct CollectiveAllReduceOptions {
-  int num_gpus_per_worker = 0;     // a replica on each; 0: on CPUs
-  int cpu_devices_per_worker = 1;  // logical CPU devices, where there are no GPUs
+  int num_gpus_per_worker = 0;              // a replica on each; 0: on CPUs
+  int cpu_devices_per_worker = 1;           // logical CPU devices, where there are no GPUs
   CommunicationOptions communication = {};  // for calls that do not set their own
 };
 
@@ -74,9 +75,9 @@ class CollectiveAllReduceStrategy : public Strategy {
 
   ConfigProto update_config_proto(const ConfigProto& config) const override;
 
-  // Throws what is known to be wrong with a task, or with any: workers are watched all the time, also
-  // while the program computes. UnavailableError where it is lost. InvalidArgumentError for a task
-  // that is no worker of the job.
+  // Throws what is known to be wrong with a task, or with any: workers are watched all the time,
+  // also while the program computes. UnavailableError where it is lost. InvalidArgumentError for a
+  // task that is no worker of the job.
   void check_health(const std::string& task_type, int task_id) const;
   void check_health() const;
 

@@ -111,9 +111,9 @@ class Strategy {
     return run(std::forward<F>(fn));
   }
 
-  // One tensor, on the current device, of what the replicas of all workers hold. With axes, each replica's value
-  // is first combined along them: SUM adds up everything, MEAN divides that by the number of
-  // elements, so replicas weigh as much as they hold. Only SUM and MEAN have axes.
+  // One tensor, on the current device, of what the replicas of all workers hold. With axes, each
+  // replica's value is first combined along them: SUM adds up everything, MEAN divides that by the
+  // number of elements, so replicas weigh as much as they hold. Only SUM and MEAN have axes.
   // InvalidArgumentError for a MEAN of nothing, and for weights that are negative, too few or all
   // 0.
   Tensor reduce(ReduceOpArg op, const DistributedTensor& value, const ReduceOptions& options = {});
@@ -160,7 +160,8 @@ class Strategy {
   DistributedDataset distribute_datasets_from_function(const InputFn& input_fn,
                                                        const InputOptions& options = {});
 
-  // Joins and leaves the job, for strategies over several workers; elsewhere there is nothing to do.
+  // Joins and leaves the job, for strategies over several workers; elsewhere there is nothing to
+  // do.
   virtual void experimental_initialize();
   virtual void experimental_finalize();
 

@@ -24,7 +24,7 @@ struct ConfigProto;
 namespace strategy {
 class Workers;
 struct WorkersOf;
-}
+}  // namespace strategy
 
 namespace detail {
 
@@ -91,9 +91,9 @@ class StrategyExtended {
   bool should_save_summary() const { return is_chief(); }
 
   // See CrossDeviceOps::reduce. A plain value on one worker is what every replica holds: its MEAN
-  // is itself, and its SUM over more than one replica an InvalidArgumentError, since only the caller
-  // knows whether it was meant to be added up N times. On several workers it is what each worker
-  // holds, and is reduced over the workers.
+  // is itself, and its SUM over more than one replica an InvalidArgumentError, since only the
+  // caller knows whether it was meant to be added up N times. On several workers it is what each
+  // worker holds, and is reduced over the workers.
   template <class V>
   Mirrored<typename detail::Reducible<V>::Component> reduce_to(
       ReduceOpArg op, const V& value, const Destinations& destinations,

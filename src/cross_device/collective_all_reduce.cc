@@ -65,7 +65,8 @@ constexpr size_t kHeader = sizeof(SlicesHeader) / sizeof(int64_t);
 SlicesHeader header_of(const IndexedSlices& slices) {
   const Shape& shape = slices.values.shape();
   auto kind = uint64_t(slices.dtype());
-  for (const int64_t extent : std::views::drop(shape, 1)) kind = group::mixed(kind, uint64_t(extent));
+  for (const int64_t extent : std::views::drop(shape, 1))
+    kind = group::mixed(kind, uint64_t(extent));
   return {.rows = shape[0],
           .wide_indices = slices.indices.dtype() == DType::int64,
           .dense_rows = slices.dense_shape ? (*slices.dense_shape)[0] : -1,
@@ -112,9 +113,10 @@ struct CollectiveAllReduce::State {
       throw UnavailableError(
           "\"nccl\" reduces between distinct GPUs, and the replicas are on others; unset "
           "TUTTI_BACKEND=nccl to fall back");
-    base::log_once(base::LogLevel::warning,
-                   "\"nccl\" reduces between distinct GPUs, and the replicas are on others; falling "
-                   "back to the group's own way");
+    base::log_once(
+        base::LogLevel::warning,
+        "\"nccl\" reduces between distinct GPUs, and the replicas are on others; falling "
+        "back to the group's own way");
   }
 
   // All values with `components` leaves on each rank.
@@ -122,8 +124,7 @@ struct CollectiveAllReduce::State {
                     int64_t bytes_per_pack) {
     if (values.empty()) return;
     std::vector<int> owners;
-    for (int rank = 0; rank < group.size(); ++rank)
-      owners.insert(owners.end(), components, rank);
+    for (int rank = 0; rank < group.size(); ++rank) owners.insert(owners.end(), components, rank);
     std::vector<group::Piece> pieces;
     std::vector<int64_t> bytes;
     // The gradients of the last layers come first, since they are ready first.
@@ -136,8 +137,8 @@ struct CollectiveAllReduce::State {
     }
     const auto packs = cross_device::group_by_bytes(bytes, bytes_per_pack);
     for (const std::vector<size_t>& pack : packs)
-      ranks().all_reduce_leaves(
-          {std::span(pieces).subspan(pack.front(), pack.size()), owners, op}, budget.left());
+      ranks().all_reduce_leaves({std::span(pieces).subspan(pack.front(), pack.size()), owners, op},
+                                budget.left());
     if (auto* const span = observe::Span::current()) span->set("packs", int64_t(packs.size()));
   }
 
@@ -175,11 +176,11 @@ struct CollectiveAllReduce::State {
         }
       }
       const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-      IndexedSlices result{.values = gathered(mine[i].values, rows, total, budget),
-                           .indices = gathered(wide && !sent[i].wide_indices
-                                                   ? mine[i].indices.to(DType::int64)
-                                                   : mine[i].indices,
-                                               rows, total, budget)};
+      IndexedSlices result{
+          .values = gathered(mine[i].values, rows, total, budget),
+          .indices = gathered(
+              wide && !sent[i].wide_indices ? mine[i].indices.to(DType::int64) : mine[i].indices,
+              rows, total, budget)};
       if (dense_rows >= 0) {
         result.dense_shape = with_rows(result.values.shape(), dense_rows);
         advise(total, dense_rows);
@@ -259,9 +260,8 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
     for (const Value& v : value)
       dense.inputs.push_back(v.is_sparse() ? v.slices().to_dense() : v.tensor());
     for (Device* const device : TensorAccess::devices(destinations))
-      dense.outputs.push_back(TensorAccess::empty(dense.inputs[0].shape(),
-                                                  result_dtype(op, dense.inputs[0].dtype()),
-                                                  *device));
+      dense.outputs.push_back(TensorAccess::empty(
+          dense.inputs[0].shape(), result_dtype(op, dense.inputs[0].dtype()), *device));
     (value.size() == devices ? replicated : whole).push_back(std::move(dense));
   }
   if (auto* const span = observe::Span::current())
@@ -275,8 +275,8 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
   for (const auto& [value, destinations] : pairs) {
     if (is_sparse(value)) {
       const auto replicas = int64_t(value.size()) * state_->group.size();
-      results.push_back(cross_device::fused_reduce(
-          op, PerReplica<Value>(sparse[next_sparse++]), destinations, replicas));
+      results.push_back(cross_device::fused_reduce(op, PerReplica<Value>(sparse[next_sparse++]),
+                                                   destinations, replicas));
       continue;
     }
     const std::vector<Tensor>& outputs =
@@ -311,11 +311,10 @@ Mirrored<Tensor> CollectiveAllReduce::gather_implementation(const PerReplica<Ten
     extents[axis] = theirs[axis];
     shapes.emplace_back(std::vector<int64_t>(theirs.begin(), theirs.end()));
     if (!std::ranges::equal(theirs, extents))
-      throw InvalidArgumentError(
-          fmt::format("gather: workers {} and {} hold shapes {} and {}, which differ in more than "
-                      "axis {}",
-                      state_->group.rank(), r, mine.shape().to_string(), shapes[r].to_string(),
-                      axis));
+      throw InvalidArgumentError(fmt::format(
+          "gather: workers {} and {} hold shapes {} and {}, which differ in more than "
+          "axis {}",
+          state_->group.rank(), r, mine.shape().to_string(), shapes[r].to_string(), axis));
     counts.push_back(shapes[r].num_elements());
   }
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});

@@ -152,14 +152,16 @@ void describe(observe::Span& span, const CrossDeviceOps& ops, ReduceOp op,
   span.set("class", class_name(ops));
 }
 
-// One component that is the result already.
-bool needs_no_work(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations) {
-  return value.size() == 1 && destinations.matches(Destinations(value)) &&
-         result_dtype(op, value[0].dtype()) == value[0].dtype();
-}
-
 bool is_sparse(const PerReplica<Value>& value) {
   return std::ranges::all_of(value, &Value::is_sparse);
+}
+
+// One component that is the result already.
+bool needs_no_work(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations,
+                   const CommunicationOptions& options) {
+  return value.size() == 1 && destinations.matches(Destinations(value)) &&
+         result_dtype(op, value[0].dtype()) == value[0].dtype() &&
+         !(options.sparse_as_dense && is_sparse(value));
 }
 
 PerReplica<Value> densified(std::string_view what, const PerReplica<Value>& value) {
@@ -196,7 +198,7 @@ Mirrored<Value> CrossDeviceOps::reduce_value(ReduceOp op, const PerReplica<Value
     const ValueDestinationPair pair(value, destinations);
     describe(span, *this, op, {&pair, 1});
   }
-  if (!spans_processes() && needs_no_work(op, value, destinations))
+  if (!spans_processes() && needs_no_work(op, value, destinations, options))
     return broadcast_value(value[0], destinations);
   const bool as_dense = options.sparse_as_dense && is_sparse(value);
   Mirrored<Value> result = reduce_implementation(op, as_dense ? densified("reduce", value) : value,
@@ -237,7 +239,9 @@ std::vector<Mirrored<Value>> CrossDeviceOps::batch_reduce(
   observe::Span span("batch_reduce");
   describe(span, *this, op, pairs);
   std::vector<Mirrored<Value>> results;
-  const auto trivial = [&](const auto& pair) { return needs_no_work(op, pair.first, pair.second); };
+  const auto trivial = [&](const auto& pair) {
+    return needs_no_work(op, pair.first, pair.second, options);
+  };
   if (!spans_processes() && std::ranges::all_of(pairs, trivial)) {
     for (const auto& [value, destinations] : pairs)
       results.push_back(broadcast_value(value[0], destinations));

@@ -58,10 +58,10 @@ void check_contents(const char* what, const std::string& path, const TensorFile&
           fmt::format("{}: {} has no variable \"{}\"", what, path, variable.name()));
     const Tensor& tensor = found->second;
     if (tensor.dtype() != variable.dtype() || !(tensor.shape() == variable.shape()))
-      throw InvalidArgumentError(fmt::format(
-          "{}: \"{}\" is {}{} in {}, and the variable is {}{}", what, variable.name(),
-          name(tensor.dtype()), tensor.shape().to_string(), path, name(variable.dtype()),
-          variable.shape().to_string()));
+      throw InvalidArgumentError(fmt::format("{}: \"{}\" is {}{} in {}, and the variable is {}{}",
+                                             what, variable.name(), name(tensor.dtype()),
+                                             tensor.shape().to_string(), path,
+                                             name(variable.dtype()), variable.shape().to_string()));
   }
 }
 
@@ -146,7 +146,8 @@ Checkpoint::Checkpoint(std::string folder, std::vector<Variable> variables,
       variables_(std::move(variables)),
       inputs_(std::move(inputs)),
       keep_(keep) {
-  if (keep < 1) throw InvalidArgumentError(fmt::format("Checkpoint: keep is {}, expected 1 or more", keep));
+  if (keep < 1)
+    throw InvalidArgumentError(fmt::format("Checkpoint: keep is {}, expected 1 or more", keep));
 }
 
 void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& metadata) {

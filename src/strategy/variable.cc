@@ -21,8 +21,7 @@ struct Variable::Impl {
                             ? VariableSynchronization::ON_READ
                             : VariableSynchronization::ON_WRITE),
         aggregation(options.aggregation),
-        trainable(
-            options.trainable.value_or(synchronization != VariableSynchronization::ON_READ)),
+        trainable(options.trainable.value_or(synchronization != VariableSynchronization::ON_READ)),
         extended(extended) {
     ++extended.variables_;
   }

@@ -34,9 +34,9 @@ Cast Cast::from(const ClusterSpec& cluster, const std::string& task_type,
                 std::optional<int> task_id) {
   if (!cluster) return {};
   if (task_type.empty() || !task_id)
-    throw InvalidArgumentError(fmt::format(
-        "a cluster was given without {}: which of its tasks is this process? ({})",
-        task_type.empty() ? "task_type" : "task_id", cluster.to_string()));
+    throw InvalidArgumentError(
+        fmt::format("a cluster was given without {}: which of its tasks is this process? ({})",
+                    task_type.empty() ? "task_type" : "task_id", cluster.to_string()));
   return {.membership = cluster::membership_from(cluster, task_type, *task_id),
           .has_chief = cluster.contains("chief"),
           .leader = collective_leader(cluster, task_type, *task_id),
@@ -109,11 +109,10 @@ Value Workers::from_chief(const Value& value) const {
   std::vector<int64_t> extents(mine.values.shape().begin(), mine.values.shape().end());
   extents[0] = rows[0];
   const bool chief = rank() == 0;
-  const Tensor values = chief ? mine.values.clone()
-                              : Tensor::empty(Shape(extents), mine.dtype(), mine.device());
-  const Tensor indices =
-      chief ? mine.indices.to(DType::int64).clone()
-            : Tensor::empty({rows[0]}, DType::int64, mine.device());
+  const Tensor values =
+      chief ? mine.values.clone() : Tensor::empty(Shape(extents), mine.dtype(), mine.device());
+  const Tensor indices = chief ? mine.indices.to(DType::int64).clone()
+                               : Tensor::empty({rows[0]}, DType::int64, mine.device());
   group_.broadcast(values, 0);
   group_.broadcast(indices, 0);
   return IndexedSlices{values, indices, mine.dense_shape};

@@ -21,7 +21,7 @@ namespace tutti::strategy {
 struct Cast {
   std::optional<cluster::Membership> membership = {};  // none: this process is alone
   std::optional<Group> group = {};                     // or the ranks of this one
-  bool has_chief = false;                              // a job "chief" of one task, before the workers
+  bool has_chief = false;  // a job "chief" of one task, before the workers
   // Empty where no cluster was given: "/job:worker/replica:0/task:0", "/job:worker/task:1".
   std::string leader = {}, own_task = {};
 

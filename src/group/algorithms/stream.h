@@ -41,7 +41,7 @@ class Stream {
     for (const Piece& piece : reduction.pieces) {
       starts_.push_back(at);
       at = rounded_up(at + size_t(piece.count) * size_of(piece.dtype));
-      outputs_ = piece.outputs.size();
+      outputs_ = std::max(outputs_, piece.outputs.size());
       widest =
           std::max(widest, size_of(result_dtype(reduction.op, piece.dtype)) / size_of(piece.dtype));
     }
@@ -53,7 +53,7 @@ class Stream {
   size_t bytes() const { return starts_.back(); }
   size_t most_leaves() const { return most_leaves_; }  // that any rank has
   size_t my_leaves() const { return mine_; }
-  size_t outputs() const { return outputs_; }
+  size_t outputs() const { return outputs_; }  // of this rank, at most
   size_t widest() const { return widest_; }  // bytes of results per byte, at most
   int owner(size_t leaf) const { return reduction_.owners[leaf]; }
   size_t place(size_t leaf) const { return size_t(place_[leaf]); }  // among those of its owner

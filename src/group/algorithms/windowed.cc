@@ -213,6 +213,7 @@ void Windowed::in_place(const Stream& stream) {
       for (const void* input : piece.inputs) add(input, piece.dtype);
       for (const void* output : piece.outputs)
         add(output, result_dtype(stream.reduction().op, piece.dtype));
+      to = std::fill_n(to, outputs - piece.outputs.size(), Reach::kNowhere);
       if (!reachable) break;
     }
   }
@@ -226,9 +227,9 @@ void Windowed::in_place(const Stream& stream) {
   const int n = window_.size(), me = window_.rank();
   const size_t share = rounded_up((stream.bytes() + size_t(n) - 1) / size_t(n));
   const size_t begin = std::min(stream.bytes(), share * size_t(me));
-  const auto entry = [&](int rank, size_t piece, size_t column) {
+  const auto place_of = [&](int rank, size_t piece, size_t column) {
     const auto* t = reinterpret_cast<const uint64_t*>(window_.shown(rank, kArea));
-    return bytes_of(reach_.find(rank, t[2 + piece * (t[0] + t[1]) + column]));
+    return t[2 + piece * (t[0] + t[1]) + column];
   };
   const auto count_of = [&](int rank, size_t which) {
     return reinterpret_cast<const uint64_t*>(window_.shown(rank, kArea))[which];
@@ -236,13 +237,17 @@ void Windowed::in_place(const Stream& stream) {
   stream.combine(
       begin, std::min(stream.bytes(), begin + share),
       [&](size_t leaf, const Stream::Part& part) {
-        return entry(stream.owner(leaf), part.index, stream.place(leaf)) + part.first;
+        const int owner = stream.owner(leaf);
+        return bytes_of(reach_.find(owner, place_of(owner, part.index, stream.place(leaf)))) +
+               part.first;
       },
       [&](const Stream::Part& part, std::vector<void*>& to) {
         for (int r = 0; r < n; ++r)
           for (size_t k = 0; k < count_of(r, 1); ++k)
-            to.push_back(entry(r, part.index, count_of(r, 0) + k) +
-                         part.result_at(stream.reduction().op));
+            if (const uint64_t place = place_of(r, part.index, count_of(r, 0) + k);
+                place != Reach::kNowhere)
+              to.push_back(bytes_of(reach_.find(r, place)) +
+                           part.result_at(stream.reduction().op));
       });
   touch.end();
   window_.meet();
