@@ -51,8 +51,9 @@ bool Work::done() const {
 }
 
 Group Group::from_environment() {
+  auto [backend, stragglers] = group::group_from_environment();
   return detail::GroupAccess::make(
-      std::make_shared<detail::GroupImpl>(group::backend_from_environment()));
+      std::make_shared<detail::GroupImpl>(std::move(backend), stragglers));
 }
 
 std::vector<Group> Group::in_process(int n) {

@@ -57,6 +57,12 @@ std::string from_hex(const std::string& text) {
   return bytes;
 }
 
+std::string machine_name() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
 // The module for the MPI that started this process.
 const MpiModule& mpi_module(const Membership& membership) {
   const char* const name = membership.source == "MPICH" ? "mpi_mpich" : "mpi_openmpi";
@@ -91,8 +97,16 @@ class Job {
     const bool alone = settings.backend == "ucx" || settings.backend == "mpi";
     std::string host = settings.host_id.empty() ? this_host() : settings.host_id;
     if (alone) host += fmt::format(" rank {}", membership_.rank);
-    look_around(link_->exchange("processes", shm_hello(host), join_timeout()));
+    nlohmann::json hello = nlohmann::json::parse(shm_hello(host));
+    hello["stragglers"] = settings.stragglers;
+    const std::vector<std::string> hellos =
+        link_->exchange("processes", hello.dump(), join_timeout());
+    std::vector<nlohmann::json> parsed;
+    for (const std::string& text : hellos) parsed.push_back(nlohmann::json::parse(text));
+    look_around(hellos, parsed);
   }
+
+  int stragglers() const { return stragglers_; }
 
   std::unique_ptr<Backend> new_group() {
     const std::string name = fmt::format("group {}", groups_++);
@@ -123,9 +137,7 @@ class Job {
   }
 
   JobLayout layout() {
-    char machine[256] = "";
-    gethostname(machine, sizeof(machine) - 1);
-    const nlohmann::json mine = {{"machine", machine},
+    const nlohmann::json mine = {{"machine", machine_name()},
                                  {"named", !base::settings().host_id.empty()}};
     JobLayout result{.ranks = {},
                      .rank = membership_.rank,
@@ -184,9 +196,7 @@ class Job {
   // Under mpirun: MPI tells all where the first rank serves.
   void meet_by_mpi() {
     mpi_ = &mpi_module(membership_);
-    char name[256] = "";
-    gethostname(name, sizeof(name) - 1);
-    const std::vector<std::string> hosts = mpi_->all_gather(name);
+    const std::vector<std::string> hosts = mpi_->all_gather(machine_name());
     for (size_t r = 0; r < hosts.size(); ++r) membership_.addresses[r] = hosts[r];
     std::string service, trouble;
     if (membership_.serves) try {
@@ -210,8 +220,8 @@ class Job {
   }
 
   // Finds out where everybody is, and how to get there.
-  void look_around(const std::vector<std::string>& hellos) {
-    using nlohmann::json;
+  void look_around(const std::vector<std::string>& hellos,
+                   const std::vector<nlohmann::json>& parsed) {
     Surroundings around{.rank = membership_.rank,
                         .addresses = membership_.addresses,
                         .hosts = {},
@@ -221,12 +231,14 @@ class Job {
                         .alarm = &alarm_,
                         .failure = [this] { return link_ ? link_->failure() : std::nullopt; }};
     const size_t me = size_t(membership_.rank);
-    std::vector<json> parsed;
-    for (const std::string& hello : hellos) {
-      parsed.push_back(json::parse(hello));
-      around.hosts.push_back(parsed.back().at("host"));
-    }
+    for (const nlohmann::json& hello : parsed) around.hosts.push_back(hello.at("host"));
     hosts_ = around.hosts;
+    // It makes for an operation more, so it must be the same everywhere.
+    stragglers_ = parsed[0].at("stragglers");
+    if (const int mine = parsed[me].at("stragglers"); mine != stragglers_)
+      base::log_once(base::LogLevel::warning,
+                     fmt::format("TUTTI_STRAGGLERS is {} here and {} on rank 0, which counts", mine,
+                                 stragglers_));
     Neighbours neighbours{
         .rank = 0, .addresses = {}, .hellos = {}, .alarm = around.alarm, .failure = around.failure};
     std::set<int> cores;
@@ -293,6 +305,7 @@ class Job {
   Neighbourhood neighbourhood_;                       // of those on this host
   std::shared_ptr<const Surroundings> surroundings_;  // where there is more than one host
   std::vector<std::string> hosts_;                    // the name of each rank's
+  int stragglers_ = 0;                                // rank 0's setting
   int groups_ = 0, layouts_ = 0;
   std::condition_variable_any pause_;
   std::jthread progress_;  // where there is more than one host
@@ -317,10 +330,11 @@ Job* this_job() {
 
 }  // namespace
 
-std::unique_ptr<Backend> backend_from_environment() {
+JobGroup group_from_environment() {
   std::lock_guard lock(job_mutex);
   Job* const job = this_job();
-  return job ? job->new_group() : std::move(make_in_process(1)[0]);
+  if (!job) return {std::move(make_in_process(1)[0]), 0};
+  return {job->new_group(), job->stragglers()};
 }
 
 JobLayout layout_from_environment() {

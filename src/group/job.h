@@ -10,7 +10,11 @@
 namespace tutti::group {
 
 // A new group of all workers of the job that the environment describes, or of this process alone.
-std::unique_ptr<Backend> backend_from_environment();
+struct JobGroup {
+  std::unique_ptr<Backend> backend;
+  int stragglers;  // TUTTI_STRAGGLERS of rank 0, which counts for all
+};
+JobGroup group_from_environment();
 
 // Where the ranks of a job are, and what moves data between them.
 struct JobLayout {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Groups from the environment, in all the ways that a job can start, or not."""
+import os
 import re
 import socket
 import sys
@@ -157,11 +158,47 @@ def a_port_in_use_is_an_error(options):
         expect_error(job, "UnavailableError", addresses[0], "in use")
 
 
+def backends(options):
+    """What moves data between processes here."""
+    return ["shm", "ucx"] if os.path.exists(os.path.join(options.build, "src", "libtutti_ucx.so")) else ["shm"]
+
+
+def stragglers(text):
+    return [line for line in text.splitlines() if "stragglers: " in line]
+
+
+def a_slow_rank_is_reported(options):
+    for backend in backends(options):
+        with Job(options) as job:
+            run = job.launch(3, [job.program("launch_worker"), "slow", "2"],
+                             {"TUTTI_STRAGGLERS": "10", "TUTTI_BACKEND": backend})
+            finish(job, 3)
+            lines = stragglers(job.output(run))
+            check(len(lines) == 2 and all(re.search(
+                r"\[0\] .*over the last 10 operations rank 2 \(.+\) was the slowest; the others waited \S+ s for it", line)
+                for line in lines), f"{backend}: {lines}")
+
+
+def the_report_is_as_rank_0_wants_it(options):
+    for settings, expected in ((("5", ""), 4), (("", "5"), 0)):
+        with Job(options) as job:
+            addresses = free_addresses(2)
+            workers = [job.start([job.program("launch_worker"), "slow", "1"],
+                                 {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_STRAGGLERS": settings[rank]})
+                       for rank in (0, 1)]
+            job.all_started()
+            finish(job, 2)
+            first, second = (job.output(worker) for worker in workers)
+            check(len(stragglers(first)) == expected and not stragglers(second), job.story())
+            check("TUTTI_STRAGGLERS is" not in first and "on rank 0, which counts" in second, job.story())
+
+
 CASES = [joins_under_tutti_run, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
          two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, groups_are_made_and_left_many_times,
          tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
-         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error]
+         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,
+         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)
