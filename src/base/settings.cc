@@ -40,7 +40,8 @@ constexpr SettingDoc kDocs[] = {
      "counts for the whole job; 0: never"},
     {"TUTTI_THREADS", "0", "threads that a reduction uses; 0: one per core this process may use"},
     {"TUTTI_TIMELINE", "",
-     "a file that gets every operation in Chrome's trace format; empty: none"},
+     "a file that gets every operation in Chrome's trace format; of trace.json, rank 2 of a job "
+     "makes trace.rank2.json; empty: none"},
     {"TUTTI_TIMEOUT", "600", "seconds after which waiting for others is an error; 0: never"},
     {"TUTTI_TLS_CA", "",
      "the certificate authority that the job's certificates come from, a PEM file"},

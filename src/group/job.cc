@@ -7,6 +7,8 @@
 
 #include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,7 +22,9 @@
 #include "cluster/membership.h"
 #include "group/backends/network_backend.h"
 #include "group/backends/shm.h"
+#include "group/clocks.h"
 #include "group/interfaces.h"
+#include "observe/timeline.h"
 
 namespace tutti::group {
 
@@ -82,6 +86,7 @@ const MpiModule& mpi_module(const Membership& membership) {
 class Job {
  public:
   explicit Job(const Membership& membership) : membership_(membership) {
+    const nlohmann::json own_timeline = timeline();  // where it cannot be had, nobody is joined yet
     if (membership_.service.empty()) meet_by_mpi();
     const base::Settings& settings = base::settings();
     const cluster::Job job = description();
@@ -99,11 +104,13 @@ class Job {
     if (alone) host += fmt::format(" rank {}", membership_.rank);
     nlohmann::json hello = nlohmann::json::parse(shm_hello(host));
     hello["stragglers"] = settings.stragglers;
+    hello["timeline"] = own_timeline;
     const std::vector<std::string> hellos =
         link_->exchange("processes", hello.dump(), join_timeout());
     std::vector<nlohmann::json> parsed;
     for (const std::string& text : hellos) parsed.push_back(nlohmann::json::parse(text));
     look_around(hellos, parsed);
+    align_timelines(parsed);
   }
 
   int stragglers() const { return stragglers_; }
@@ -269,6 +276,70 @@ class Job {
         surroundings_->network->listen();
       }
     });
+  }
+
+  // What the others must know of this rank's timeline; null without one.
+  nlohmann::json timeline() const {
+    observe::name_timeline_after(membership_.rank);
+    if (!observe::timeline_enabled()) return nullptr;
+    std::error_code ignored;
+    const auto wall = std::chrono::system_clock::now().time_since_epoch().count();
+    return {{"epoch", observe::timeline_epoch_ns()},
+            {"host", machine_name()},
+            {"run", fmt::format("{:x}-{:x}", wall, getpid())},
+            // With the boot, what processes with the same steady clock have in common.
+            {"clock", std::filesystem::read_symlink("/proc/self/ns/time", ignored).string()}};
+  }
+
+  // Says in every timeline how its clock stands to that of the first rank that has one. Between
+  // hosts that takes measuring, by one rank of each.
+  void align_timelines(const std::vector<nlohmann::json>& hellos) {
+    struct Part {
+      int rank;
+      nlohmann::json timeline;
+      std::string clock;
+    };
+    std::vector<Part> parts;
+    for (size_t r = 0; r < hellos.size(); ++r) {
+      const nlohmann::json& timeline = hellos[r].at("timeline");
+      if (!timeline.is_null())
+        parts.push_back({int(r), timeline,
+                         hellos[r].at("machine").get<std::string>() + " " +
+                             timeline.at("clock").get<std::string>()});
+    }
+    if (parts.empty()) return;
+    const Part& first = parts[0];
+    std::map<std::string, int> askers;  // by clock; all ranks find the same
+    for (const Part& part : parts)
+      if (part.clock != first.clock) askers.try_emplace(part.clock, part.rank);
+    std::map<std::string, ClockDifference> differences{{first.clock, {0, 0}}};
+    if (!askers.empty()) {
+      const Patience patience{base::settings().join_timeout, base::settings().warn_after};
+      const std::unique_ptr<Backend> group = new_group();
+      ClockDifference mine{0, 0};
+      for (const auto& [clock, rank] : askers) {
+        if (rank == membership_.rank) mine = ask_clock(*group, first.rank, patience);
+        if (first.rank == membership_.rank) answer_clock(*group, rank, patience);
+      }
+      const std::vector<std::string> all = link_->exchange(
+          "clocks", nlohmann::json{mine.add_ns, mine.error_ns}.dump(), join_timeout());
+      for (const auto& [clock, rank] : askers) {
+        const auto told = nlohmann::json::parse(all[size_t(rank)]);
+        differences[clock] = {told[0], told[1]};
+      }
+    }
+    for (const Part& part : parts)
+      if (part.rank == membership_.rank) {
+        const ClockDifference& difference = differences.at(part.clock);
+        const int64_t epochs =
+            first.timeline.at("epoch").get<int64_t>() - part.timeline.at("epoch").get<int64_t>();
+        observe::describe_timeline({.rank = part.rank,
+                                    .ranks = size(),
+                                    .host = part.timeline.at("host"),
+                                    .job = first.timeline.at("run"),
+                                    .add_ns = difference.add_ns + epochs,
+                                    .error_ns = difference.error_ns});
+      }
   }
 
   std::unique_ptr<Transport> transport() {
