@@ -22,13 +22,14 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "start a program as several workers, here or on other hosts", tutti::tools::run},
     {"bench", "measure a collective on this machine", tutti::tools::bench},
+    {"timeline", "put the timelines of a job's ranks together", tutti::tools::timeline},
     {"info", "show devices, cores, backends and settings", tutti::tools::info},
 };
 
 void print_help(std::FILE* to) {
   std::fputs("usage: tutti COMMAND [options]\n\n", to);
   for (const Command& command : kCommands)
-    std::fprintf(to, "  %-8s%s\n", command.name, command.purpose);
+    std::fprintf(to, "  %-10s%s\n", command.name, command.purpose);
   std::fputs("\n  tutti COMMAND --help explains one; tutti --version prints the version\n", to);
 }
 

@@ -35,9 +35,13 @@ constexpr SettingDoc kDocs[] = {
     {"TUTTI_MODULE_PATH", "", "the folder of Tutti's modules; empty: beside libtutti.so"},
     {"TUTTI_RECORD_DIR", "",
      "a folder that gets the last 256 operations of every rank when its group fails; empty: none"},
+    {"TUTTI_STRAGGLERS", "0",
+     "every so many collectives of a group, rank 0 logs whom the others waited for; rank 0's value "
+     "counts for the whole job; 0: never"},
     {"TUTTI_THREADS", "0", "threads that a reduction uses; 0: one per core this process may use"},
     {"TUTTI_TIMELINE", "",
-     "a file that gets every operation in Chrome's trace format; empty: none"},
+     "a file that gets every operation in Chrome's trace format; of trace.json, rank 2 of a job "
+     "makes trace.rank2.json; empty: none"},
     {"TUTTI_TIMEOUT", "600", "seconds after which waiting for others is an error; 0: never"},
     {"TUTTI_TLS_CA", "",
      "the certificate authority that the job's certificates come from, a PEM file"},
@@ -67,6 +71,13 @@ double number(const char* name, double largest) {
   return value;
 }
 
+int whole_number(const char* name, int largest) {
+  const double value = number(name, largest);
+  if (value != std::floor(value))
+    throw InvalidArgumentError(fmt::format("{}={}: expected a whole number", name, get(name)));
+  return int(value);
+}
+
 std::chrono::nanoseconds seconds(const char* name) {
   return std::chrono::nanoseconds(int64_t(std::ceil(number(name, 1e9) * 1e9)));
 }
@@ -85,11 +96,7 @@ std::span<const SettingDoc> setting_docs() { return kDocs; }
 
 Settings read_settings() {
   Settings s;
-  const double threads = number("TUTTI_THREADS", 4096);
-  if (threads != std::floor(threads))
-    throw InvalidArgumentError(
-        fmt::format("TUTTI_THREADS={}: expected a whole number", get("TUTTI_THREADS")));
-  s.threads = int(threads);
+  s.threads = whole_number("TUTTI_THREADS", 4096);
   s.timeout = seconds("TUTTI_TIMEOUT");
   s.warn_after = seconds("TUTTI_WARN_AFTER");
   s.timeline = get("TUTTI_TIMELINE");
@@ -99,6 +106,7 @@ Settings read_settings() {
   s.interfaces = get("TUTTI_INTERFACES");
   s.module_path = get("TUTTI_MODULE_PATH");
   s.record_dir = get("TUTTI_RECORD_DIR");
+  s.stragglers = whole_number("TUTTI_STRAGGLERS", 1'000'000'000);
   s.coordinator = get("TUTTI_COORDINATOR");
   s.token = get("TUTTI_TOKEN");
   s.tls_certificate = get("TUTTI_TLS_CERTIFICATE");

@@ -19,6 +19,7 @@ struct Settings {
   std::string interfaces;               // TUTTI_INTERFACES; empty: that of this worker's address
   std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
   std::string record_dir;               // TUTTI_RECORD_DIR; empty: none
+  int stragglers = 0;                   // TUTTI_STRAGGLERS; 0: never
 
   std::string coordinator;                     // TUTTI_COORDINATOR; empty: the chief's address
   std::string token;                           // TUTTI_TOKEN

@@ -20,6 +20,7 @@ class Backend {
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  virtual std::string address(int rank) const = 0;  // "worker-2:5000"; empty for a thread
 
   virtual void run(const Description& what, const detail::GroupCall& call, Patience patience) = 0;
   virtual void all_reduce(const Description& what, const LeafReduction& reduction,

@@ -40,7 +40,9 @@ Memory write(const Tensor& tensor) {
 namespace group {
 
 Group join_group(const std::optional<cluster::Membership>& membership) {
-  return detail::GroupAccess::make(std::make_shared<detail::GroupImpl>(join(membership)));
+  auto [backend, stragglers] = join(membership);
+  return detail::GroupAccess::make(
+      std::make_shared<detail::GroupImpl>(std::move(backend), stragglers));
 }
 
 }  // namespace group

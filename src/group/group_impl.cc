@@ -40,6 +40,18 @@ void set_shape(Description& what, const Memory& memory) {
   if (shape.rank() <= what.extents.size()) std::ranges::copy(shape, what.extents.begin());
 }
 
+int64_t bytes_of(const Memory& memory) { return memory.count * int64_t(size_of(memory.dtype)); }
+
+int64_t bytes_of(const GroupCall& call) { return std::max(bytes_of(call.in), bytes_of(call.out)); }
+
+int64_t bytes_of(std::span<const group::Piece> pieces) {
+  int64_t bytes = 0;
+  for (const group::Piece& piece : pieces)
+    bytes += piece.count * int64_t(size_of(piece.dtype)) *
+             int64_t(std::max(piece.inputs.size(), piece.outputs.size()));
+  return bytes;
+}
+
 Patience patience_of(const CommunicationOptions& options) {
   const base::Settings& settings = base::settings();
   return {options.timeout.value_or(settings.timeout), settings.warn_after};
@@ -171,11 +183,18 @@ void GroupImpl::explain(const Error& error, const group::Record& record) {
 }
 
 template <class F>
-void GroupImpl::recorded(std::mutex& mutex, group::Record& record, const Description& what,
-                         const F& operation) {
-  std::lock_guard lock(mutex);
-  observe::Span span(observe::timeline_enabled() ? group::name(what.kind).data() : nullptr);
+void GroupImpl::recorded(group::Record& record, const Step& step, const F& operation) {
+  const Description& what = step.what;
+  observe::Span span(group::name(what.kind).data());
   record.begin(what);
+  if (span) {
+    span.set("operation", int64_t(record.number()));
+    span.set("bytes", step.bytes);
+    span.set("what", what.to_string());
+    span.set("rank", rank());
+    span.set("ranks", size());
+    span.set("backend", backend_->name());
+  }
   try {
     operation();
   } catch (const Error& error) {
@@ -191,10 +210,41 @@ void GroupImpl::recorded(std::mutex& mutex, group::Record& record, const Descrip
   record.end();
 }
 
+template <class F>
+void GroupImpl::collective(const Step& step, const F& operation) {
+  std::lock_guard lock(collective_);
+  if (!stragglers_.every()) return recorded(collectives_, step, operation);
+  const auto began = group::Stragglers::Clock::now();
+  recorded(collectives_, step, operation);
+  if (stragglers_.add(began, group::Stragglers::Clock::now())) compare_stragglers();
+}
+
+// An operation of its own, after the same one on all ranks.
+void GroupImpl::compare_stragglers() {
+  int64_t mine = stragglers_.spent().count();
+  std::vector<int64_t> all(static_cast<size_t>(size()));
+  const Description what{.kind = Collective::all_gather,
+                         .dtype = DType::int64,
+                         .extents = {1},
+                         .others = Description::kStragglers};
+  const GroupCall call{
+      what.kind, {&mine, 1, what.dtype}, {all.data(), int64_t(all.size()), what.dtype}};
+  recorded(collectives_, {what, bytes_of(call)},
+           [&] { backend_->run(what, call, patience_of({})); });
+  const auto time = stragglers_.restart(group::Stragglers::Clock::now());
+  if (rank() != 0) return;
+  const group::Straggler found = group::straggler(all, time);
+  const std::string address = found.rank < 0 ? "" : backend_->address(found.rank);
+  const std::string name = address.empty() ? fmt::format("rank {}", found.rank)
+                                           : fmt::format("rank {} ({})", found.rank, address);
+  base::log(found.rank < 0 ? base::LogLevel::info : base::LogLevel::warning,
+            group::described(found, name, stragglers_.every()));
+}
+
 // Operations that were started in the background go first.
 template <class F>
-void GroupImpl::in_order(const Description& what, const F& operation) {
-  const auto run = [&] { recorded(collective_, collectives_, what, operation); };
+void GroupImpl::in_order(const Step& step, const F& operation) {
+  const auto run = [&] { collective(step, operation); };
   if (pending_.load(std::memory_order_acquire) == 0 ||
       std::this_thread::get_id() == thread_.get_id())
     return run();
@@ -206,16 +256,23 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
   const Description what = checked(call, rank(), size());
   const Patience patience = patience_of(options);
   const auto operation = [&] { backend_->run(what, call, patience); };
-  if (call.kind == Collective::send) return recorded(sending_, sent_, what, operation);
-  if (call.kind == Collective::recv) return recorded(receiving_, received_, what, operation);
-  in_order(what, operation);
+  const Step step{what, bytes_of(call)};
+  if (call.kind == Collective::send) {
+    std::lock_guard lock(sending_);
+    return recorded(sent_, step, operation);
+  }
+  if (call.kind == Collective::recv) {
+    std::lock_guard lock(receiving_);
+    return recorded(received_, step, operation);
+  }
+  in_order(step, operation);
 }
 
 Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
   options.validate(group::name(call.kind));
   const Description what = checked(call, rank(), size());
   return enqueue([this, what, call, patience = patience_of(options)] {
-    recorded(collective_, collectives_, what, [&] { backend_->run(what, call, patience); });
+    collective({what, bytes_of(call)}, [&] { backend_->run(what, call, patience); });
   });
 }
 
@@ -273,7 +330,7 @@ void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
     return run(in_place(Collective::all_reduce, write(tensors[0]), op), options);
   options.validate("all_reduce");
   const TensorList list(tensors, op, size());
-  in_order(list.what, [&] {
+  in_order({list.what, bytes_of(list.pieces)}, [&] {
     backend_->all_reduce(list.what, {list.pieces, list.owners, op}, patience_of(options));
   });
 }
@@ -285,7 +342,7 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   options.validate("all_reduce");
   const auto list = std::make_shared<const TensorList>(tensors, op, size());
   return enqueue([this, list, op, patience = patience_of(options)] {
-    recorded(collective_, collectives_, list->what, [&] {
+    collective({list->what, bytes_of(list->pieces)}, [&] {
       backend_->all_reduce(list->what, {list->pieces, list->owners, op}, patience);
     });
   });
@@ -304,7 +361,8 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
   for (const group::Piece& piece : reduction.pieces)
     what.others = group::mixed(what.others + uint64_t(piece.dtype), uint64_t(piece.count));
   for (const int owner : reduction.owners) what.others = group::mixed(what.others, uint64_t(owner));
-  in_order(what, [&] { backend_->all_reduce(what, reduction, patience_of(options)); });
+  in_order({what, bytes_of(reduction.pieces)},
+           [&] { backend_->all_reduce(what, reduction, patience_of(options)); });
 }
 
 void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
@@ -314,7 +372,8 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
   what.dtype = in.dtype;
   what.extents = {out.count};
   for (const int64_t count : counts) what.others = group::mixed(what.others + 1, uint64_t(count));
-  in_order(what, [&] { backend_->all_gather_uneven(what, in, out, counts, patience_of(options)); });
+  in_order({what, bytes_of(out)},
+           [&] { backend_->all_gather_uneven(what, in, out, counts, patience_of(options)); });
 }
 
 std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
@@ -329,8 +388,9 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
     if (all[2 * size_t(r)] == color) ranks.push_back(r);
   std::ranges::stable_sort(ranks, {}, [&](int r) { return all[2 * size_t(r) + 1]; });
   std::unique_ptr<group::Backend> part;
-  in_order({.kind = Collective::split}, [&] { part = backend_->split(ranks, patience_of({})); });
-  return std::make_shared<GroupImpl>(std::move(part));
+  const Description what{.kind = Collective::split};
+  in_order({what, 0}, [&] { part = backend_->split(ranks, patience_of({})); });
+  return std::make_shared<GroupImpl>(std::move(part), stragglers_.every());
 }
 
 Work GroupImpl::enqueue(std::function<void()> operation) {

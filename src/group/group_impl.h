@@ -12,8 +12,10 @@
 #include <mutex>
 #include <thread>
 
+#include "base/settings.h"
 #include "group/backend.h"
 #include "group/record.h"
+#include "group/stragglers.h"
 
 namespace tutti {
 
@@ -29,7 +31,11 @@ namespace detail {
 
 class GroupImpl {
  public:
-  explicit GroupImpl(std::unique_ptr<group::Backend> backend) : backend_(std::move(backend)) {}
+  // `stragglers`: after how many collectives the ranks compare how long they waited; the same on
+  // all ranks.
+  explicit GroupImpl(std::unique_ptr<group::Backend> backend,
+                     int stragglers = base::settings().stragglers)
+      : backend_(std::move(backend)), stragglers_(backend_->size() > 1 ? stragglers : 0) {}
   // Leaves. What is still in the queue is cancelled.
   ~GroupImpl();
 
@@ -51,11 +57,18 @@ class GroupImpl {
   std::shared_ptr<GroupImpl> split(int color, int key);
 
  private:
+  // An operation with what the record and the timeline keep of it.
+  struct Step {
+    const group::Description& what;
+    int64_t bytes;  // what this rank gives or gets, whichever is more
+  };
   template <class F>
-  void in_order(const group::Description& what, const F& operation);
+  void in_order(const Step& step, const F& operation);
   template <class F>
-  void recorded(std::mutex& mutex, group::Record& record, const group::Description& what,
-                const F& operation);
+  void collective(const Step& step, const F& operation);
+  template <class F>
+  void recorded(group::Record& record, const Step& step, const F& operation);
+  void compare_stragglers();
   Work enqueue(std::function<void()> operation);
   void work_off_queue();
   [[noreturn]] void explain(const Error& error, const group::Record& record);
@@ -63,6 +76,7 @@ class GroupImpl {
   std::unique_ptr<group::Backend> backend_;
   std::mutex collective_, sending_, receiving_;
   group::Record collectives_, sent_, received_;
+  group::Stragglers stragglers_;
 
   std::mutex queue_mutex_;
   std::condition_variable queue_changed_;

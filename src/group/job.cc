@@ -7,6 +7,8 @@
 
 #include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,7 +22,9 @@
 #include "cluster/membership.h"
 #include "group/backends/network_backend.h"
 #include "group/backends/shm.h"
+#include "group/clocks.h"
 #include "group/interfaces.h"
+#include "observe/timeline.h"
 
 namespace tutti::group {
 
@@ -57,6 +61,12 @@ std::string from_hex(const std::string& text) {
   return bytes;
 }
 
+std::string machine_name() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
 // The module for the MPI that started this process.
 const MpiModule& mpi_module(const Membership& membership) {
   const char* const name = membership.source == "MPICH" ? "mpi_mpich" : "mpi_openmpi";
@@ -76,6 +86,7 @@ const MpiModule& mpi_module(const Membership& membership) {
 class Job {
  public:
   explicit Job(const Membership& membership) : given_(membership), membership_(membership) {
+    const nlohmann::json own_timeline = timeline();  // where it cannot be had, nobody is joined yet
     if (membership_.service.empty()) meet_by_mpi();
     const base::Settings& settings = base::settings();
     const cluster::Job job = description();
@@ -91,8 +102,18 @@ class Job {
     const bool alone = settings.backend == "ucx" || settings.backend == "mpi";
     std::string host = settings.host_id.empty() ? this_host() : settings.host_id;
     if (alone) host += fmt::format(" rank {}", membership_.rank);
-    look_around(link_->exchange("processes", shm_hello(host), join_timeout()));
+    nlohmann::json hello = nlohmann::json::parse(shm_hello(host));
+    hello["stragglers"] = settings.stragglers;
+    hello["timeline"] = own_timeline;
+    const std::vector<std::string> hellos =
+        link_->exchange("processes", hello.dump(), join_timeout());
+    std::vector<nlohmann::json> parsed;
+    for (const std::string& text : hellos) parsed.push_back(nlohmann::json::parse(text));
+    look_around(hellos, parsed);
+    align_timelines(parsed);
   }
+
+  int stragglers() const { return stragglers_; }
 
   std::unique_ptr<Backend> new_group() {
     const std::string name = fmt::format("group {}", groups_++);
@@ -131,9 +152,7 @@ class Job {
   std::optional<Failure> failure() const { return link_ ? link_->failure() : std::nullopt; }
 
   JobLayout layout() {
-    char machine[256] = "";
-    gethostname(machine, sizeof(machine) - 1);
-    const nlohmann::json mine = {{"machine", machine},
+    const nlohmann::json mine = {{"machine", machine_name()},
                                  {"named", !base::settings().host_id.empty()}};
     JobLayout result{.ranks = {},
                      .rank = membership_.rank,
@@ -192,9 +211,7 @@ class Job {
   // Under mpirun: MPI tells all where the first rank serves.
   void meet_by_mpi() {
     mpi_ = &mpi_module(membership_);
-    char name[256] = "";
-    gethostname(name, sizeof(name) - 1);
-    const std::vector<std::string> hosts = mpi_->all_gather(name);
+    const std::vector<std::string> hosts = mpi_->all_gather(machine_name());
     for (size_t r = 0; r < hosts.size(); ++r) membership_.addresses[r] = hosts[r];
     std::string service, trouble;
     if (membership_.serves) try {
@@ -218,8 +235,8 @@ class Job {
   }
 
   // Finds out where everybody is, and how to get there.
-  void look_around(const std::vector<std::string>& hellos) {
-    using nlohmann::json;
+  void look_around(const std::vector<std::string>& hellos,
+                   const std::vector<nlohmann::json>& parsed) {
     Surroundings around{.rank = membership_.rank,
                         .addresses = membership_.addresses,
                         .hosts = {},
@@ -229,12 +246,14 @@ class Job {
                         .alarm = &alarm_,
                         .failure = [this] { return link_ ? link_->failure() : std::nullopt; }};
     const size_t me = size_t(membership_.rank);
-    std::vector<json> parsed;
-    for (const std::string& hello : hellos) {
-      parsed.push_back(json::parse(hello));
-      around.hosts.push_back(parsed.back().at("host"));
-    }
+    for (const nlohmann::json& hello : parsed) around.hosts.push_back(hello.at("host"));
     hosts_ = around.hosts;
+    // It makes for an operation more, so it must be the same everywhere.
+    stragglers_ = parsed[0].at("stragglers");
+    if (const int mine = parsed[me].at("stragglers"); mine != stragglers_)
+      base::log_once(base::LogLevel::warning,
+                     fmt::format("TUTTI_STRAGGLERS is {} here and {} on rank 0, which counts", mine,
+                                 stragglers_));
     Neighbours neighbours{
         .rank = 0, .addresses = {}, .hellos = {}, .alarm = around.alarm, .failure = around.failure};
     std::set<int> cores;
@@ -265,6 +284,70 @@ class Job {
         surroundings_->network->listen();
       }
     });
+  }
+
+  // What the others must know of this rank's timeline; null without one.
+  nlohmann::json timeline() const {
+    observe::name_timeline_after(membership_.rank);
+    if (!observe::timeline_enabled()) return nullptr;
+    std::error_code ignored;
+    const auto wall = std::chrono::system_clock::now().time_since_epoch().count();
+    return {{"epoch", observe::timeline_epoch_ns()},
+            {"host", machine_name()},
+            {"run", fmt::format("{:x}-{:x}", wall, getpid())},
+            // With the boot, what processes with the same steady clock have in common.
+            {"clock", std::filesystem::read_symlink("/proc/self/ns/time", ignored).string()}};
+  }
+
+  // Says in every timeline how its clock stands to that of the first rank that has one. Between
+  // hosts that takes measuring, by one rank of each.
+  void align_timelines(const std::vector<nlohmann::json>& hellos) {
+    struct Part {
+      int rank;
+      nlohmann::json timeline;
+      std::string clock;
+    };
+    std::vector<Part> parts;
+    for (size_t r = 0; r < hellos.size(); ++r) {
+      const nlohmann::json& timeline = hellos[r].at("timeline");
+      if (!timeline.is_null())
+        parts.push_back({int(r), timeline,
+                         hellos[r].at("machine").get<std::string>() + " " +
+                             timeline.at("clock").get<std::string>()});
+    }
+    if (parts.empty()) return;
+    const Part& first = parts[0];
+    std::map<std::string, int> askers;  // by clock; all ranks find the same
+    for (const Part& part : parts)
+      if (part.clock != first.clock) askers.try_emplace(part.clock, part.rank);
+    std::map<std::string, ClockDifference> differences{{first.clock, {0, 0}}};
+    if (!askers.empty()) {
+      const Patience patience{base::settings().join_timeout, base::settings().warn_after};
+      const std::unique_ptr<Backend> group = new_group();
+      ClockDifference mine{0, 0};
+      for (const auto& [clock, rank] : askers) {
+        if (rank == membership_.rank) mine = ask_clock(*group, first.rank, patience);
+        if (first.rank == membership_.rank) answer_clock(*group, rank, patience);
+      }
+      const std::vector<std::string> all = link_->exchange(
+          "clocks", nlohmann::json{mine.add_ns, mine.error_ns}.dump(), join_timeout());
+      for (const auto& [clock, rank] : askers) {
+        const auto told = nlohmann::json::parse(all[size_t(rank)]);
+        differences[clock] = {told[0], told[1]};
+      }
+    }
+    for (const Part& part : parts)
+      if (part.rank == membership_.rank) {
+        const ClockDifference& difference = differences.at(part.clock);
+        const int64_t epochs =
+            first.timeline.at("epoch").get<int64_t>() - part.timeline.at("epoch").get<int64_t>();
+        observe::describe_timeline({.rank = part.rank,
+                                    .ranks = size(),
+                                    .host = part.timeline.at("host"),
+                                    .job = first.timeline.at("run"),
+                                    .add_ns = difference.add_ns + epochs,
+                                    .error_ns = difference.error_ns});
+      }
   }
 
   std::unique_ptr<Transport> transport() {
@@ -302,6 +385,7 @@ class Job {
   Neighbourhood neighbourhood_;                       // of those on this host
   std::shared_ptr<const Surroundings> surroundings_;  // where there is more than one host
   std::vector<std::string> hosts_;                    // the name of each rank's
+  int stragglers_ = 0;                                // rank 0's setting
   int groups_ = 0, layouts_ = 0;
   std::condition_variable_any pause_;
   std::jthread progress_;  // where there is more than one host
@@ -330,10 +414,11 @@ Job& this_job(const Membership& membership) {
 
 }  // namespace
 
-std::unique_ptr<Backend> join(const std::optional<Membership>& membership) {
-  if (!membership) return std::move(make_in_process(1)[0]);
+JobGroup join(const std::optional<Membership>& membership) {
+  if (!membership) return {std::move(make_in_process(1)[0]), 0};
   std::lock_guard lock(job_mutex);
-  return this_job(*membership).new_group();
+  Job& job = this_job(*membership);
+  return {job.new_group(), job.stragglers()};
 }
 
 std::optional<Failure> job_failure() {

@@ -13,7 +13,11 @@ namespace tutti::group {
 
 // A new group of all workers of a job, or without one of this process alone. The first call joins
 // the job; FailedPreconditionError for any other job from then on.
-std::unique_ptr<Backend> join(const std::optional<cluster::Membership>& membership);
+struct JobGroup {
+  std::unique_ptr<Backend> backend;
+  int stragglers;  // TUTTI_STRAGGLERS of rank 0, which counts for all
+};
+JobGroup join(const std::optional<cluster::Membership>& membership);
 
 // The same, as what users get.
 Group join_group(const std::optional<cluster::Membership>& membership);

@@ -45,6 +45,7 @@ std::string Description::to_string() const {
   if (tensors != 1)
     text = fmt::format("{} tensors, the first {}, the others {:08x}", tensors, text,
                        uint32_t(others ^ others >> 32));
+  if (kind == Collective::all_gather && others == kStragglers) text += ", for TUTTI_STRAGGLERS";
   switch (kind) {
     case Collective::all_reduce:
     case Collective::reduce:

@@ -25,6 +25,8 @@ struct Description {
   uint32_t rank = 1;                    // of the shape; more than extents holds: only their product
   std::array<int64_t, 3> extents = {};  // of the first tensor
   uint64_t others = 0;                  // stands for the other tensors, and for who has which leaf
+  // `others` of what ranks tell each other for the straggler report.
+  static constexpr uint64_t kStragglers = 0x73747261'67676c65;
 
   uint64_t hash() const;
   std::string to_string() const;  // "float32[3, 2], SUM"

@@ -14,6 +14,7 @@ class Record {
   // The number that the errors call it by. Its end is never set where it failed.
   void begin(const Description& what);
   void end() { at(count_ - 1).done = true; }
+  uint64_t number() const { return count_; }  // of the last one
 
   std::string last(size_t operations) const;  // one line: "#3 barrier, #4 all_reduce(...) failed"
   std::string all() const;                    // one line each, with times

@@ -37,6 +37,7 @@ class Wire final : private Network::Listener {
   int rank() const { return group_.rank; }
   int size() const { return int(group_.ranks.size()); }
   const WireGroup& group() const { return group_; }
+  const Members& members() const { return *members_; }
 
   // A new operation. Throws where the group has failed.
   void begin(const Description& what, Patience patience);

@@ -1,6 +1,9 @@
 #include "observe/timeline.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <tutti/error.h>
 #include <unistd.h>
@@ -10,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -28,14 +32,61 @@ int64_t now_ns() {
 
 thread_local Span* innermost = nullptr;
 
-// The file is a JSON array that grows. Every event is flushed, so a killed process leaves what it
-// did; viewers accept an array without its closing bracket, which a clean exit writes.
+// trace.json, with "rank2" between: trace.rank2.json. What is no file (/dev/null) keeps its name.
+std::string marked(const std::string& path, const std::string& word) {
+  const std::filesystem::path whole(path);
+  std::error_code ignored;
+  if (std::filesystem::is_other(whole, ignored)) return path;
+  return (whole.parent_path() /
+          fmt::format("{}.{}{}", whole.stem().string(), word, whole.extension().string()))
+      .string();
+}
+
+[[noreturn]] void unwritable(const std::string& path, int error) {
+  throw UnavailableError(
+      fmt::format("TUTTI_TIMELINE={}: cannot write the file: {}", path, std::strerror(error)));
+}
+
+// A file of this process alone: null where another one is writing it.
+std::FILE* open_alone(const std::string& path) {
+  while (true) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) unwritable(path, errno);
+    struct stat mine {
+    }, now{};
+    if (fstat(fd, &mine) != 0 || !S_ISREG(mine.st_mode)) return fdopen(fd, "w");
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close(fd);
+      return nullptr;
+    }
+    // It may have been given another name since we opened it.
+    if (stat(path.c_str(), &now) == 0 && now.st_ino == mine.st_ino && now.st_dev == mine.st_dev) {
+      if (ftruncate(fd, 0) == 0) return fdopen(fd, "w");
+      const int error = errno;
+      close(fd);
+      unwritable(path, error);
+    }
+    close(fd);
+  }
+}
+
+std::mutex naming;
+int named_after = -1;  // the rank; under `naming`
+
+// The file is a JSON array that grows, with a line for each event. Every event is flushed, so a
+// killed process leaves what it did; viewers accept an array without its closing bracket, which a
+// clean exit writes.
 class Writer {
  public:
-  explicit Writer(const std::string& path) : file_(std::fopen(path.c_str(), "w")) {
+  explicit Writer(const std::string& path) : path_(path) {
+    file_ = open_alone(path_);
+    if (!file_) {
+      path_ = marked(path_, fmt::format("pid{}", getpid()));
+      file_ = open_alone(path_);
+    }
     if (!file_)
       throw UnavailableError(
-          fmt::format("TUTTI_TIMELINE={}: cannot write the file: {}", path, std::strerror(errno)));
+          fmt::format("TUTTI_TIMELINE={}: another process writes {}", path, path_));
     // Wall-clock time, so that the files of several processes can be laid side by side.
     offset_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
                      std::chrono::system_clock::now().time_since_epoch())
@@ -61,19 +112,34 @@ class Writer {
     file_ = nullptr;
   }
 
+  void rename(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    if (!file_ || path == path_) return;
+    if (std::rename(path_.c_str(), path.c_str()) != 0)
+      throw UnavailableError(fmt::format("TUTTI_TIMELINE: cannot rename {} to {}: {}", path_, path,
+                                         std::strerror(errno)));
+    path_ = path;
+  }
+
   int64_t offset_ns() const { return offset_ns_; }
 
  private:
   std::mutex mutex_;
-  std::FILE* file_;
+  std::string path_;
+  std::FILE* file_ = nullptr;
   int64_t offset_ns_ = 0;
   bool first_ = true;
 };
 
+Writer* opened = nullptr;  // under `naming`
+
 Writer* open_writer() {
   const std::string& path = base::settings().timeline;
   if (path.empty()) return nullptr;
-  auto* const writer = new Writer(path);
+  std::lock_guard lock(naming);
+  auto* const writer =
+      new Writer(named_after < 0 ? path : marked(path, fmt::format("rank{}", named_after)));
+  opened = writer;
   static Writer* closed_at_exit;
   closed_at_exit = writer;
   std::atexit([] { closed_at_exit->close(); });
@@ -88,6 +154,29 @@ Writer* writer() {
 }  // namespace
 
 bool timeline_enabled() { return writer() != nullptr; }
+
+int64_t timeline_epoch_ns() { return timeline_enabled() ? writer()->offset_ns() : 0; }
+
+void name_timeline_after(int rank) {
+  if (base::settings().timeline.empty()) return;
+  std::lock_guard lock(naming);
+  named_after = rank;
+  if (opened) opened->rename(marked(base::settings().timeline, fmt::format("rank{}", rank)));
+}
+
+void describe_timeline(const TimelinePart& part) {
+  if (!timeline_enabled()) return;
+  const auto write = [](const char* name, nlohmann::json args) {
+    writer()->write({{"name", name}, {"ph", "M"}, {"pid", getpid()}, {"args", std::move(args)}});
+  };
+  write("process_name", {{"name", fmt::format("rank {} ({})", part.rank, part.host)}});
+  write(kTimelinePart, {{"rank", part.rank},
+                        {"ranks", part.ranks},
+                        {"host", part.host},
+                        {"job", part.job},
+                        {"add_us", double(part.add_ns) / 1e3},
+                        {"error_us", double(part.error_ns) / 1e3}});
+}
 
 Span* Span::current() { return innermost; }
 

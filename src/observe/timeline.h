@@ -1,5 +1,6 @@
 // The timeline: with TUTTI_TIMELINE=file.json, every operation lands in the file in Chrome's trace
-// format.
+// format. A process that is rank 2 of a job writes file.rank2.json, which says whose it is and what
+// to add to its times, so that `tutti timeline merge` can put those of all ranks together.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,28 @@ namespace tutti::observe {
 
 // Is there a timeline? The first call opens it. UnavailableError where its file cannot be written.
 bool timeline_enabled();
+
+// What a timeline's times are, beyond the steady clock of its process; 0 without a timeline.
+int64_t timeline_epoch_ns();
+
+// This process is that rank of a job: its file bears the rank from now on. Call it before the
+// timeline opens, or later; nothing is lost.
+void name_timeline_after(int rank);
+
+// Which part of a job a timeline is.
+struct TimelinePart {
+  int rank = 0;
+  int ranks = 1;  // of the job
+  std::string host;
+  std::string job;       // the same in all parts of one run, and in no other
+  int64_t add_ns = 0;    // to the times of this part, to have those of the job's first
+  int64_t error_ns = 0;  // by which add_ns may be wrong
+};
+// Written to the file, once.
+void describe_timeline(const TimelinePart& part);
+// The name of the event that holds it, whose arguments are "rank", "ranks", "host", "job", "add_us"
+// and "error_us".
+inline constexpr const char* kTimelinePart = "tutti_timeline_part";
 
 // One operation, from construction to destruction. Does nothing, and costs one comparison, without
 // a timeline. Spans of a thread nest; the layers beneath an operation add to it through `annotate`.
@@ -26,6 +49,7 @@ class Span {
   Span& operator=(const Span&) = delete;
 
   explicit operator bool() const { return name_ != nullptr; }
+  // An argument of the span, as viewers show it: "bytes", "advice". The last value of a key counts.
   void set(const char* key, std::string value);
   void set(const char* key, int64_t value);
 

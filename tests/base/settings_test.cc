@@ -45,6 +45,7 @@ TEST_F(SettingsTest, HaveTheDocumentedDefaults) {
   EXPECT_EQ(s.timeout, 600s);
   EXPECT_EQ(s.warn_after, 30s);
   EXPECT_EQ(s.timeline, "");
+  EXPECT_EQ(s.stragglers, 0);
   EXPECT_EQ(s.log_level, "warning");
   EXPECT_EQ(s.backend, "");
   EXPECT_EQ(s.module_path, "");
@@ -65,6 +66,7 @@ TEST_F(SettingsTest, EachIsReadFromItsVariable) {
   EXPECT_EQ(with("TUTTI_TIMEOUT", "1e9").timeout, 1'000'000'000s);
   EXPECT_EQ(with("TUTTI_WARN_AFTER", "0.25").warn_after, 250ms);
   EXPECT_EQ(with("TUTTI_TIMELINE", "/tmp/a b.json").timeline, "/tmp/a b.json");
+  EXPECT_EQ(with("TUTTI_STRAGGLERS", "100").stragglers, 100);
   for (const char* level : {"debug", "info", "warning", "error", "off"})
     EXPECT_EQ(with("TUTTI_LOG", level).log_level, level);
   EXPECT_EQ(with("TUTTI_BACKEND", "nccl").backend, "nccl");
@@ -73,12 +75,12 @@ TEST_F(SettingsTest, EachIsReadFromItsVariable) {
 
 TEST_F(SettingsTest, ABadValueIsAnErrorThatNamesItsVariable) {
   const std::vector<std::pair<const char*, const char*>> bad = {
-      {"TUTTI_THREADS", "-1"},      {"TUTTI_THREADS", "1.5"},  {"TUTTI_THREADS", "4097"},
-      {"TUTTI_THREADS", "two"},     {"TUTTI_THREADS", "2 "},   {"TUTTI_TIMEOUT", "-1"},
-      {"TUTTI_TIMEOUT", "10s"},     {"TUTTI_TIMEOUT", "nan"},  {"TUTTI_TIMEOUT", "inf"},
-      {"TUTTI_TIMEOUT", "1e10"},    {"TUTTI_WARN_AFTER", "x"}, {"TUTTI_WARN_AFTER", "-0.5"},
-      {"TUTTI_LOG", "verbose"},     {"TUTTI_LOG", "WARNING"},  {"TUTTI_BACKEND", "gloo"},
-      {"TUTTI_BACKEND", "nccl,mpi"}};
+      {"TUTTI_THREADS", "-1"},    {"TUTTI_THREADS", "1.5"},    {"TUTTI_THREADS", "4097"},
+      {"TUTTI_THREADS", "two"},   {"TUTTI_THREADS", "2 "},     {"TUTTI_TIMEOUT", "-1"},
+      {"TUTTI_TIMEOUT", "10s"},   {"TUTTI_TIMEOUT", "nan"},    {"TUTTI_TIMEOUT", "inf"},
+      {"TUTTI_TIMEOUT", "1e10"},  {"TUTTI_WARN_AFTER", "x"},   {"TUTTI_WARN_AFTER", "-0.5"},
+      {"TUTTI_STRAGGLERS", "-1"}, {"TUTTI_STRAGGLERS", "0.5"}, {"TUTTI_LOG", "verbose"},
+      {"TUTTI_LOG", "WARNING"},   {"TUTTI_BACKEND", "gloo"},   {"TUTTI_BACKEND", "nccl,mpi"}};
   for (const auto& [name, value] : bad)
     EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value, with(name, value));
 }

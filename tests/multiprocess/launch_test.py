@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Groups from the environment, in all the ways that a job can start, or not."""
+import json
+import os
 import re
 import socket
+import subprocess
 import sys
 
 sys.dont_write_bytecode = True
@@ -157,11 +160,107 @@ def a_port_in_use_is_an_error(options):
         expect_error(job, "UnavailableError", addresses[0], "in use")
 
 
+def backends(options):
+    """What moves data between processes here."""
+    return ["shm", "ucx"] if os.path.exists(os.path.join(options.build, "src", "libtutti_ucx.so")) else ["shm"]
+
+
+def stragglers(text):
+    return [line for line in text.splitlines() if "stragglers: " in line]
+
+
+def a_slow_rank_is_reported(options):
+    for backend in backends(options):
+        with Job(options) as job:
+            run = job.launch(3, [job.program("launch_worker"), "slow", "2"],
+                             {"TUTTI_STRAGGLERS": "10", "TUTTI_BACKEND": backend})
+            finish(job, 3)
+            lines = stragglers(job.output(run))
+            check(len(lines) == 2 and all(re.search(
+                r"\[0\] .*over the last 10 operations rank 2 \(.+\) was the slowest; the others waited \S+ s for it", line)
+                for line in lines), f"{backend}: {lines}")
+
+
+def the_report_is_as_rank_0_wants_it(options):
+    for settings, expected in ((("5", ""), 4), (("", "5"), 0)):
+        with Job(options) as job:
+            addresses = free_addresses(2)
+            workers = [job.start([job.program("launch_worker"), "slow", "1"],
+                                 {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_STRAGGLERS": settings[rank]})
+                       for rank in (0, 1)]
+            job.all_started()
+            finish(job, 2)
+            first, second = (job.output(worker) for worker in workers)
+            check(len(stragglers(first)) == expected and not stragglers(second), job.story())
+            check("TUTTI_STRAGGLERS is" not in first and "on rank 0, which counts" in second, job.story())
+
+
+def merged(job, files):
+    """The spans of each operation by rank, from the one timeline that the tool makes."""
+    tool = os.path.join(job.build, "tools", "tutti")
+    out = os.path.join(job.folder.name, "all.json")
+    done = subprocess.run([tool, "timeline", "merge", out, *files], capture_output=True, text=True)
+    check(done.returncode == 0 and not done.stderr, f"tutti timeline: {done.stderr}")
+    spans = {}
+    with open(out) as file:
+        for event in json.load(file):
+            if event["ph"] == "X":
+                check(event["args"]["bytes"] == 4000, f"the bytes of {event}")
+                begin = event["ts"]
+                spans.setdefault(event["args"]["operation"], {})[event["pid"]] = (begin, begin + event["dur"])
+    return spans, float(re.search(r"clocks agree to (\S+) ms", done.stdout)[1]) * 1000
+
+
+def expect_aligned(spans, ranks, error):
+    """In a collective, nobody is done before all have begun."""
+    check(sorted(spans) == list(range(1, 21)), f"the operations {sorted(spans)}")
+    for number, by_rank in spans.items():
+        check(sorted(by_rank) == list(range(ranks)), f"operation {number} of the ranks {sorted(by_rank)}")
+        last, first = max(begin for begin, _ in by_rank.values()), min(end for _, end in by_rank.values())
+        check(last <= first + error + 1, f"operation {number}: a rank ends {last - first} us before another begins")
+
+
+def timelines_of_ranks_become_one(options):
+    for backend in backends(options):
+        with Job(options) as job:
+            trace = os.path.join(job.folder.name, "trace.json")
+            job.launch(3, [job.program("launch_worker"), "slow", "1"], {"TUTTI_TIMELINE": trace, "TUTTI_BACKEND": backend})
+            finish(job, 3)
+            spans, error = merged(job, [job.folder.name])
+            check(error == 0, "processes of one machine have one clock")
+            expect_aligned(spans, 3, error)
+            check(not os.path.exists(trace), "a file that belongs to no rank")
+
+
+def the_clocks_of_timelines_are_brought_together(options):
+    ahead = ["unshare", "--time", "--monotonic", "1000", "--fork"]
+    try:
+        subprocess.run([*ahead, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "not tried: no other clocks can be had here (unshare --time, as root)"
+    errors = []
+    for backend in backends(options):
+        with Job(options) as job:
+            addresses, trace = free_addresses(3), os.path.join(job.folder.name, "trace.json")
+            for rank in range(3):
+                job.start([*(ahead if rank else []), job.program("launch_worker"), "slow", "1"],
+                          {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_TIMELINE": trace, "TUTTI_BACKEND": backend})
+            job.all_started()
+            finish(job, 3)
+            spans, error = merged(job, [f"{trace[:-5]}.rank{rank}.json" for rank in range(3)])
+            check(0 < error < 60e6, f"the clocks agree to {error} us")
+            expect_aligned(spans, 3, 2 * error)
+            errors.append(error)
+    return f"to {max(errors):.0f} us"
+
+
 CASES = [joins_under_tutti_run, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
          two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, groups_are_made_and_left_many_times,
          tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
-         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error]
+         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,
+         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it, timelines_of_ranks_become_one,
+         the_clocks_of_timelines_are_brought_together]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

@@ -245,6 +245,18 @@ std::string loop() {
   }
 }
 
+// One rank computes longer than the others before every operation.
+std::string slow(int rank) {
+  const Group group = Group::from_environment();
+  for (int i = 0; i < 20; ++i) {
+    if (group.rank() == rank) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    std::vector<int> data(1000, group.rank());
+    group.all_reduce(data, ReduceOp::SUM);
+    require(data[0] == sum_of_ranks(group), "a wrong sum");
+  }
+  return "";
+}
+
 std::string run(const std::string& name, int argument) {
   if (name == "join") return join();
   if (name == "alone") return alone();
@@ -254,6 +266,7 @@ std::string run(const std::string& name, int argument) {
   if (name == "outlive") return outlive();
   if (name == "bits") return bits(argument);
   if (name == "loop") return loop();
+  if (name == "slow") return slow(argument);
   throw std::runtime_error("there is no case " + name);
 }
 

@@ -18,7 +18,7 @@ TEST(Command, PrintsItsVersion) {
 TEST(Command, HelpsWithEveryCommand) {
   Tool tool({"--help"});
   EXPECT_EQ(tool.finish(), 0);
-  for (const std::string name : {"run", "info"}) {
+  for (const std::string name : {"run", "bench", "timeline", "info"}) {
     EXPECT_THAT(tool.out(), HasSubstr("  " + name));
     Tool command({name, "--help"});
     EXPECT_EQ(command.finish(), 0);
@@ -52,6 +52,9 @@ TEST(Command, ExplainsMistakesInItsArguments) {
         Mistake{{"run", "-n", "many", "true"}, "many"},
         Mistake{{"run", "-n", "1", "--restarts", "-1", "true"}, "--restarts"},
         Mistake{{"run", "-n", "1", "--fast", "true"}, "there is no option --fast"},
+        Mistake{{"timeline"}, "ACTION is required"},
+        Mistake{{"timeline", "dance", "a", "b"}, "dance"},
+        Mistake{{"timeline", "merge", "out.json"}, "FILE is required"},
         Mistake{{"info", "--yaml"}, "--yaml"}}) {
     Tool tool(mistake.arguments);
     EXPECT_EQ(tool.finish(), 2);

@@ -51,6 +51,7 @@ class NetworkBackend : public Backend {
   const char* name() const override;
   int rank() const override { return wire_.rank(); }
   int size() const override { return wire_.size(); }
+  std::string address(int rank) const override { return wire_.members().address(rank); }
   void run(const Description& what, const detail::GroupCall& call, Patience patience) override;
   void all_reduce(const Description& what, const LeafReduction& reduction,
                   Patience patience) override;

@@ -22,6 +22,7 @@ class WindowBackend : public Backend {
   const char* name() const override { return name_; }
   int rank() const override { return window_.rank(); }
   int size() const override { return window_.size(); }
+  std::string address(int rank) const override { return window_.members().address(rank); }
   void run(const Description& what, const detail::GroupCall& call, Patience patience) override {
     algorithms_.run(what, call, patience);
   }
