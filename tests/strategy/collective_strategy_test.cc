@@ -1,0 +1,453 @@
+// Strategies over several workers, which here are threads of one process: values, variables,
+// failures and checkpoints.
+#include <tutti/compat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "group/ranks.h"
+#include "input/pipelines.h"
+#include "strategy/strategies.h"
+#include "strategy/workers.h"
+
+namespace tutti {
+namespace {
+
+using testing::Caught;
+using testing::caught;
+using testing::cpus;
+using testing::Floats;
+using testing::Folder;
+using testing::Groups;
+using ::testing::HasSubstr;
+using testing::id_of;
+using testing::number;
+using testing::on_ranks;
+using testing::on_threads;
+using Aggregation = VariableAggregation;
+using Synchronization = VariableSynchronization;
+
+// f(strategy, worker) on every worker of a job.
+template <class F>
+void on_workers(int workers, int devices, const F& f) {
+  cpus(1);
+  on_ranks(Group::in_process(workers), [&](const Group& group) {
+    CollectiveAllReduceStrategy strategy(group, {.cpu_devices_per_worker = devices});
+    f(strategy, group.rank());
+  });
+}
+
+// Layouts of workers and devices.
+class Workers : public ::testing::TestWithParam<std::pair<int, int>> {
+ protected:
+  const int workers = GetParam().first, devices = GetParam().second, n = workers * devices;
+  template <class F>
+  void on_all(const F& f) const {
+    on_workers(workers, devices, f);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, Workers,
+                         ::testing::Values(std::pair(1, 1), std::pair(1, 3), std::pair(2, 1),
+                                           std::pair(2, 2), std::pair(3, 2), std::pair(4, 1)),
+                         [](const auto& test) {
+                           return fmt::format("{}x{}", test.param.first, test.param.second);
+                         });
+
+// C229
+TEST_P(Workers, HaveReplicasThatAreNumberedWorkerByWorker) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int worker) {
+    EXPECT_EQ(strategy.num_replicas_in_sync(), n);
+    EXPECT_EQ(strategy.extended().num_workers(), workers);
+    EXPECT_EQ(strategy.extended().is_chief(), worker == 0);
+    EXPECT_EQ(strategy.extended().should_checkpoint(), worker == 0);
+    const PerReplica<int> ids = strategy.run([&](ReplicaContext& ctx) {
+      EXPECT_EQ(ctx.num_replicas_in_sync(), n);
+      EXPECT_EQ(ctx.replica_id_in_sync_group(), worker * devices + ctx.local_replica_id());
+      return ctx.replica_id_in_sync_group();
+    });
+    EXPECT_EQ(ids.size(), size_t(devices));
+    const auto values = strategy.experimental_distribute_values_from_function(
+        [](const ValueContext& ctx) { return ctx.replica_id_in_sync_group; });
+    EXPECT_EQ(values[0], worker * devices);
+  });
+}
+
+// C035, C037, C182, C223
+TEST_P(Workers, MeetInReplicaFunctions) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int) {
+    strategy.run([&](ReplicaContext& ctx) {
+      const Tensor mine = id_of(ctx);
+      EXPECT_EQ(ctx.all_reduce(ReduceOp::SUM, mine).item<float>(), float(n * (n - 1)) / 2);
+      EXPECT_EQ(ctx.all_reduce("mean", mine).item<float>(), float(n - 1) / 2);
+      const Tensor all = ctx.all_gather(mine.reshape({1}), 0);
+      Floats want;
+      for (int i = 0; i < n; ++i) want.push_back(float(i));
+      EXPECT_EQ(all.to_vector<float>(), want);
+      const IndexedSlices sparse{Tensor::of<float>({1}, ctx.device()),
+                                 Tensor::of<int64_t>({0}, ctx.device()), Shape{5}};
+      EXPECT_EQ(ctx.all_reduce(ReduceOp::SUM, sparse).to_dense().to_vector<float>(),
+                Floats({float(n), 0, 0, 0, 0}));
+      // The weight is the id, so replica 0 counts for nothing.
+      if (n > 1) {
+        const double squares = double(n - 1) * n * (2 * n - 1) / 6, sum = double(n) * (n - 1) / 2;
+        EXPECT_FLOAT_EQ(
+            ctx.all_reduce(ReduceOp::MEAN, mine, {.weight = double(ctx.replica_id_in_sync_group())})
+                .item<float>(),
+            float(squares / sum));
+      }
+      return 0;
+    });
+  });
+}
+
+// C106 over workers: replica r holds r repeated r + 1 times.
+TEST_P(Workers, WeighReplicasByWhatTheyHold) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int) {
+    const PerReplica<Tensor> values = strategy.run([](ReplicaContext& ctx) {
+      const auto r = ctx.replica_id_in_sync_group();
+      return Tensor::of(std::span<const float>(Floats(size_t(r) + 1, float(r))), ctx.device());
+    });
+    double sum = 0, count = 0;
+    for (int r = 0; r < n; ++r) sum += r * (r + 1), count += r + 1;
+    EXPECT_EQ(strategy.reduce(ReduceOp::SUM, values, 0).item<float>(), float(sum));
+    EXPECT_EQ(strategy.reduce(ReduceOp::MEAN, values, 0).item<float>(), float(sum / count));
+    EXPECT_EQ(strategy.gather(values, 0).num_elements(), int64_t(count));
+  });
+}
+
+// C230
+TEST_P(Workers, ReduceAPlainTensorOverThemselves) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const Tensor one = number(1);
+    if (workers == 1 && devices > 1) {
+      EXPECT_ERROR(InvalidArgumentError, "is not defined", strategy.reduce(ReduceOp::SUM, one));
+      return;
+    }
+    EXPECT_EQ(strategy.reduce(ReduceOp::SUM, one).item<float>(), float(workers));
+    EXPECT_EQ(strategy.extended().reduce_to(ReduceOp::SUM, one, one)[0].item<float>(),
+              float(workers));
+    EXPECT_EQ(strategy.reduce(ReduceOp::MEAN, number(worker)).item<float>(),
+              float(workers - 1) / 2);
+    EXPECT_EQ(strategy.gather(number(worker).reshape({1}), 0).num_elements(), workers);
+  });
+}
+
+// C224, C232
+TEST_P(Workers, StartVariablesFromTheChiefsValue) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(worker + 3));
+    EXPECT_EQ(v.size(), size_t(devices));
+    for (size_t i = 0; i < v.size(); ++i) EXPECT_EQ(v.component(i).item<float>(), 3);
+    strategy.run([&](ReplicaContext& ctx) {
+      const Variable inside = Variable::create(id_of(ctx), {.name = "inside"});
+      EXPECT_EQ(inside.read_value().item<float>(), 0);
+    });
+  });
+}
+
+TEST_P(Workers, KeepVariablesEqual) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int) {
+    const Scope scope = strategy.scope();
+    const auto assigned = [&](Aggregation aggregation) {
+      const Variable v = Variable::create(number(1), {.aggregation = aggregation});
+      strategy.run([&](ReplicaContext& ctx) { v.assign_add(id_of(ctx)); });
+      return v.read_value().item<float>();
+    };
+    EXPECT_EQ(assigned(Aggregation::SUM), 1 + float(n * (n - 1)) / 2);
+    EXPECT_EQ(assigned(Aggregation::MEAN), 1 + float(n - 1) / 2);
+    EXPECT_EQ(assigned(Aggregation::ONLY_FIRST_REPLICA), 1);
+    const Variable rows =
+        Variable::create(Tensor::zeros({n}, DType::float32), {.aggregation = Aggregation::SUM});
+    strategy.run([&](ReplicaContext& ctx) {
+      rows.scatter_add({Tensor::of<float>({1}, ctx.device()),
+                        Tensor::of<int64_t>({ctx.replica_id_in_sync_group()}, ctx.device())});
+    });
+    EXPECT_EQ(rows.read_value().to_vector<float>(), Floats(size_t(n), 1));
+  });
+}
+
+// C167, C170
+TEST_P(Workers, AggregateVariablesThatAreSynchronisedOnRead) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int) {
+    const Scope scope = strategy.scope();
+    const auto read = [&](Aggregation aggregation) {
+      const Variable v = Variable::create(
+          number(0), {.synchronization = Synchronization::ON_READ, .aggregation = aggregation});
+      strategy.run([&](ReplicaContext& ctx) { v.assign(id_of(ctx)); });
+      return v.read_value().item<float>();
+    };
+    EXPECT_EQ(read(Aggregation::SUM), float(n * (n - 1)) / 2);
+    EXPECT_EQ(read(Aggregation::MEAN), float(n - 1) / 2);
+    EXPECT_EQ(read(Aggregation::ONLY_FIRST_REPLICA), 0);
+    const Variable count = Variable::create(
+        Tensor::scalar<int64_t>(0),
+        {.synchronization = Synchronization::ON_READ, .aggregation = Aggregation::SUM});
+    count.assign(Tensor::scalar<int64_t>(17));
+    EXPECT_EQ(count.read_value().item<int64_t>(), 17);
+  });
+}
+
+TEST_P(Workers, LeaveAndJoinAgain) {
+  on_all([&](CollectiveAllReduceStrategy& strategy, int worker) {
+    strategy.experimental_initialize();
+    strategy.experimental_finalize();
+    EXPECT_EQ(strategy.num_replicas_in_sync(), n);
+    EXPECT_ERROR(FailedPreconditionError, "has left its job",
+                 strategy.reduce(ReduceOp::SUM, strategy.run(id_of)));
+    strategy.experimental_finalize();
+    strategy.experimental_initialize();
+    EXPECT_EQ(strategy.reduce(ReduceOp::SUM, strategy.run(id_of)).item<float>(),
+              float(n * (n - 1)) / 2);
+    const auto copy = strategy.clone();
+    EXPECT_EQ(copy->num_replicas_in_sync(), n);
+    EXPECT_EQ(copy->extended().replica_ids()[0], worker * devices);
+    EXPECT_EQ(copy->reduce(ReduceOp::MEAN, copy->run(id_of)).item<float>(), float(n - 1) / 2);
+  });
+}
+
+class Job : public ::testing::Test {
+ protected:
+  Job() { cpus(1); }
+};
+
+TEST_F(Job, EndsOnAllWorkersWhereAReplicaThrows) {
+  std::vector<Caught> all(3), later(3), input(3);
+  on_workers(3, 2, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const auto w = size_t(worker);
+    InputIterator own = strategy.make_input_fn_iterator(
+        [](const InputContext&) { return Dataset::range(8).batch(1); });
+    own.initialize();
+    try {
+      strategy.run([&](ReplicaContext& ctx) {
+        if (ctx.replica_id_in_sync_group() == 3) throw std::runtime_error("no more memory");
+        return ctx.all_reduce(ReduceOp::SUM, id_of(ctx));
+      });
+    } catch (const Error& e) {
+      all[w] = {e.code(), e.what()};
+    } catch (const std::runtime_error& e) {
+      all[w] = {{}, e.what()};  // what was thrown, as it was
+    }
+    later[w] = caught([&] { strategy.reduce(ReduceOp::SUM, number(1)); });
+    input[w] = caught([&] { own.get_next(); });
+  });
+  EXPECT_EQ(all[1].text, "no more memory");
+  for (const size_t w : {0, 2}) {
+    EXPECT_EQ(all[w].code, ErrorCode::aborted);
+    EXPECT_THAT(all[w].text, HasSubstr("worker 1 gave up: replica 3: no more memory"));
+  }
+  for (const std::vector<Caught>& errors : {later, input})
+    for (const Caught& error : errors) {
+      EXPECT_EQ(error.code, ErrorCode::aborted);
+      EXPECT_THAT(error.text, HasSubstr("replica 3: no more memory"));
+    }
+}
+
+TEST_F(Job, NamesTheWorkerThatAsksForSomethingElse) {
+  std::vector<Caught> all(2);
+  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+    all[size_t(worker)] = caught([&] {
+      strategy.run([&](ReplicaContext& ctx) {
+        const ReduceOp op = worker == 0 ? ReduceOp::SUM : ReduceOp::MAX;
+        return ctx.all_reduce(op, id_of(ctx));
+      });
+    });
+  });
+  testing::expect_everywhere(all, ErrorCode::invalid_argument, {"SUM", "MAX"});
+}
+
+// C227, C236 and the like
+TEST_F(Job, IsConfiguredByAClusterAndATask) {
+  CollectiveAllReduceStrategy strategy;
+  EXPECT_EQ(strategy.num_replicas_in_sync(), 1);
+  const ClusterSpec one{{{"worker", {"127.0.0.1:1"}}}};
+  const ClusterSpec two{{{"worker", {"127.0.0.1:1", "127.0.0.1:2"}}, {"ps", {"127.0.0.1:3"}}}};
+  EXPECT_ERROR(InvalidArgumentError, "without task_type",
+               strategy.configure({.cluster_spec = two}));
+  EXPECT_ERROR(InvalidArgumentError, "without task_id",
+               strategy.configure({.cluster_spec = two, .task_type = "worker"}));
+  EXPECT_ERROR(InvalidArgumentError, "task_id is 2",
+               strategy.configure({.cluster_spec = two, .task_type = "worker", .task_id = 2}));
+  EXPECT_ERROR(InvalidArgumentError, "ps",
+               strategy.configure({.cluster_spec = two, .task_type = "ps", .task_id = 0}));
+  EXPECT_EQ(strategy.num_replicas_in_sync(), 1);
+  ConfigProto config{.device_filters = {"old"}};
+  strategy.configure({.session_config = &config});
+  EXPECT_EQ(config.device_filters, std::vector<std::string>{"old"});
+  EXPECT_TRUE(config.scoped_allocator_optimization);
+  strategy.configure(
+      {.session_config = &config, .cluster_spec = one, .task_type = "worker", .task_id = 0});
+  EXPECT_EQ(config.device_filters, std::vector<std::string>{"/job:worker/task:0"});
+  const Scope scope = strategy.scope();
+  const Variable v = Variable::create(number(1));
+  EXPECT_ERROR(FailedPreconditionError, "the strategy has 1 variables",
+               strategy.configure({.cluster_spec = one, .task_type = "worker", .task_id = 0}));
+}
+
+// C226
+TEST_F(Job, FillsTheConfigOfEachTask) {
+  const ClusterSpec workers{{{"worker", {"a:1", "b:1"}}}};
+  const ConfigProto config = strategy::Cast::from(workers, "worker", 1)
+                                 .updated({.scoped_allocator_enable_op = {"x", "y"}});
+  EXPECT_EQ(config.experimental.collective_group_leader, "/job:worker/replica:0/task:0");
+  EXPECT_EQ(config.device_filters, std::vector<std::string>{"/job:worker/task:1"});
+  EXPECT_TRUE(config.scoped_allocator_optimization);
+  EXPECT_EQ(config.scoped_allocator_enable_op, std::vector<std::string>{"CollectiveReduce"});
+  const ClusterSpec chief{{{"chief", {"a:1"}}, {"worker", {"b:1", "c:1"}}}};
+  const auto cast = strategy::Cast::from(chief, "worker", 1);
+  EXPECT_EQ(cast.updated({}).experimental.collective_group_leader, "/job:chief/replica:0/task:0");
+  EXPECT_EQ(cast.rank_of("chief", 0), 0);
+  EXPECT_EQ(cast.rank_of("worker", 1), 2);
+}
+
+// C241, as far as it is about one process
+TEST_F(Job, KnowsOnlyItsOwnTasks) {
+  CollectiveAllReduceStrategy strategy;
+  strategy.check_health();
+  strategy.check_health("worker", 0);
+  EXPECT_ERROR(InvalidArgumentError, "there is no /job:worker/task:1 among the 1 workers",
+               strategy.check_health("worker", 1));
+  EXPECT_ERROR(InvalidArgumentError, "/job:gardener/task:0", strategy.check_health("gardener", 0));
+}
+
+TEST_F(Job, NeedsItsDevices) {
+  EXPECT_ERROR(InvalidArgumentError, "num_gpus_per_worker is 1, but this machine has 0 logical GPU",
+               CollectiveAllReduceStrategy(1));
+  EXPECT_ERROR(InvalidArgumentError, "num_gpus_per_worker is -1", CollectiveAllReduceStrategy(-1));
+  EXPECT_ERROR(InvalidArgumentError, "cpu_devices_per_worker is 0",
+               CollectiveAllReduceStrategy({.cpu_devices_per_worker = 0}));
+  EXPECT_ERROR(InvalidArgumentError, "bytes_per_pack is -1",
+               CollectiveAllReduceStrategy({.communication = {.bytes_per_pack = -1}}));
+}
+
+// What each worker trains in a few steps: the momentary sum of all it has seen.
+class Resumed : public ::testing::Test {
+ protected:
+  static constexpr int kSteps = 12;
+
+  // Trains until `stop` and returns the variable, with a checkpoint after every third step.
+  std::vector<float> train(int workers, int devices, int stop, bool own_data = false) {
+    std::vector<float> result;
+    on_workers(workers, devices, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+      const Scope scope = strategy.scope();
+      const Variable v =
+          Variable::create(number(0), {.name = "v", .aggregation = Aggregation::SUM});
+      const Dataset all = Dataset::range(kSteps * 12).shuffle(30, 7).batch(12);
+      InputIterator input = own_data
+                                ? strategy.make_input_fn_iterator([&](const InputContext& ctx) {
+                                    return Dataset::range(1000 * ctx.input_pipeline_id(),
+                                                          1000 * ctx.input_pipeline_id() + 60)
+                                        .batch(1);
+                                  })
+                                : strategy.experimental_distribute_dataset(all).make_iterator();
+      if (own_data) input.initialize();
+      Checkpoint checkpoint(folder_ / "checkpoints", {v}, {&input});
+      for (int64_t step = checkpoint.restore().value_or(0); step < stop; ++step) {
+        const DistributedElement element = input.get_next();
+        strategy.run(
+            [&](ReplicaContext& ctx, const Tensor& x) {
+              float sum = 0;
+              for (const int64_t value : x.span<const int64_t>()) sum += float(value * (step + 1));
+              v.assign_add(number(sum, ctx.device()));
+            },
+            element[0]);
+        if ((step + 1) % 3 == 0) checkpoint.save(step + 1);
+      }
+      if (worker == 0) result = v.read_value().to_vector<float>();
+    });
+    return result;
+  }
+
+  Folder folder_;
+};
+
+TEST_F(Resumed, JobsEndAsIfNothingHadHappened) {
+  const Folder another;
+  const std::vector<float> undisturbed = train(2, 2, kSteps);
+  std::filesystem::remove_all(folder_ / "checkpoints");
+  train(2, 2, 5);  // the checkpoint is of step 3
+  EXPECT_EQ(train(2, 2, kSteps), undisturbed);
+  std::filesystem::remove_all(folder_ / "checkpoints");
+  train(2, 2, 7);
+  EXPECT_EQ(train(4, 1, kSteps), undisturbed) << "on another number of workers";
+}
+
+TEST_F(Resumed, JobsWithDataOfTheirOwnNeedAsManyWorkers) {
+  const std::vector<float> undisturbed = train(3, 1, kSteps, true);
+  std::filesystem::remove_all(folder_ / "checkpoints");
+  train(3, 1, 7, true);
+  EXPECT_EQ(train(3, 1, kSteps, true), undisturbed);
+  const Groups groups = Group::in_process(2);
+  testing::expect_everywhere(
+      testing::errors_on_ranks(groups,
+                               [&](const Group& group) {
+                                 CollectiveAllReduceStrategy strategy(group);
+                                 const Scope scope = strategy.scope();
+                                 const Variable v = Variable::create(number(0), {.name = "v"});
+                                 InputIterator input =
+                                     strategy.make_input_fn_iterator([](const InputContext&) {
+                                       return Dataset::range(9).batch(1);
+                                     });
+                                 input.initialize();
+                                 Checkpoint(folder_ / "checkpoints", {v}, {&input}).restore();
+                               }),
+      ErrorCode::invalid_argument, {"has input 0 of 3 workers, and here it is of 2 workers"});
+}
+
+TEST_F(Resumed, JobsPassOverDamagedFiles) {
+  const std::vector<float> undisturbed = train(2, 1, kSteps);
+  std::filesystem::remove_all(folder_ / "checkpoints");
+  train(2, 1, 7);
+  std::filesystem::resize_file(folder_ / "checkpoints/step-000000000006.safetensors", 100);
+  testing::CapturedLog log;
+  EXPECT_EQ(train(2, 1, kSteps), undisturbed);
+  EXPECT_THAT(log.texts(), ::testing::Contains(HasSubstr("passing over")));
+}
+
+TEST_F(Resumed, FoldersKeepTheNewestFiles) {
+  train(2, 1, kSteps);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "checkpoints"))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-000000000009.safetensors",
+                                                     "step-000000000012.safetensors"));
+}
+
+TEST_F(Resumed, ErrorsOfTheChiefAreEverybodys) {
+  std::ofstream(folder_ / "checkpoints") << "in the way";
+  const Groups groups = Group::in_process(3);
+  const auto all = testing::errors_on_ranks(groups, [&](const Group& group) {
+    CollectiveAllReduceStrategy strategy(group);
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(0), {.name = "v"});
+    Checkpoint(folder_ / "checkpoints", {v}).save(1);
+  });
+  testing::expect_everywhere(all, ErrorCode::unavailable, {"cannot make"});
+  EXPECT_THAT(all[1].text, HasSubstr("worker 0: "));
+  const auto missing = testing::errors_on_ranks(Group::in_process(2), [&](const Group& group) {
+    CollectiveAllReduceStrategy strategy(group);
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(0), {.name = "v"});
+    load_variables(folder_ / "none.safetensors", {v});
+  });
+  testing::expect_everywhere(missing, ErrorCode::not_found, {"none.safetensors"});
+}
+
+TEST_F(Resumed, MetadataComesBackEverywhere) {
+  on_workers(3, 1, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(5), {.name = "v"});
+    Checkpoint checkpoint(folder_ / "checkpoints", {v});
+    EXPECT_EQ(checkpoint.restore(), std::nullopt);
+    EXPECT_ERROR(InvalidArgumentError, "the step is -1", checkpoint.save(-1));
+    checkpoint.save(4, {{"note", "half way"}, {"worker", std::to_string(worker)}});
+    v.assign(number(6));
+    EXPECT_EQ(checkpoint.restore(), 4);
+    EXPECT_EQ(v.read_value().item<float>(), 5);
+    EXPECT_EQ(checkpoint.metadata(),
+              (std::map<std::string, std::string>{{"note", "half way"}, {"worker", "0"}}));
+  });
+}
+
+}  // namespace
+}  // namespace tutti
