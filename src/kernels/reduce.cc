@@ -433,6 +433,7 @@ void sum_few(const Reduction& r) {
 }  // namespace
 
 void reduce_here(const Reduction& reduction, bool stream) {
+  if (reduction.count == 0) return;
   if (reduction.count <= kFew &&
       (reduction.op == ReduceOp::SUM || reduction.op == ReduceOp::MEAN)) {
     if (reduction.dtype == DType::float32) return sum_few<float>(reduction);

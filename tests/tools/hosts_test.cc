@@ -29,7 +29,8 @@ class Hosts : public ::testing::Test {
     write_script("ssh",
                  "while [ \"${1#-}\" != \"$1\" ]; do [ \"$1\" = -o ] && shift; shift; done\n"
                  "host=$1; shift\n"
-                 "cd /\nsetsid -w env -i PATH=\"$PATH\" HOST=\"$host\" sh -c \"$*\"\nexit $?\n");
+                 "cd /\nsetsid -w env -i PATH=\"$PATH\" ASAN_OPTIONS=\"$ASAN_OPTIONS\" "
+                 "HOST=\"$host\" sh -c \"$*\"\nexit $?\n");
   }
 
   void write_script(const std::string& name, const std::string& text) {
