@@ -318,6 +318,7 @@ Result train(Strategy& strategy, const Options& options) {
     loss = seen = busy = reducing = 0;
     start = Clock::now();
   }
+  if (result.examples_per_second == 0) result.accuracy = accuracy(strategy, model, test);
   if (!quiet) std::printf("weights %016llx\n", static_cast<unsigned long long>(fingerprint(model)));
   if (!options.save.empty()) save_variables(options.save, model.weights);
   return result;

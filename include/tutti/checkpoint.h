@@ -17,6 +17,10 @@
 
 namespace tutti {
 
+namespace detail {
+class Workers;
+}
+
 // The variables by their names, which must differ. Mirrored variables are saved once; those
 // synchronised on read as what reading gives. In cross-replica context.
 void save_variables(const std::string& path, const std::vector<Variable>& variables,
@@ -38,8 +42,9 @@ std::map<std::string, std::string> load_variables(const std::string& path,
 //   }
 class Checkpoint {
  public:
-  // `folder` is made where it is not there. The inputs must outlive this object, and have been
-  // started. After a save the `keep` newest files are left.
+  // `folder` is made where it is not there. The variables are of one strategy. The inputs must
+  // outlive this object, and have been started. After a save the `keep` newest files up to that
+  // step are left. InvalidArgumentError for no variables, and for names that begin with "tutti.".
   Checkpoint(std::string folder, std::vector<Variable> variables,
              std::vector<InputIterator*> inputs = {}, int keep = 2);
 
@@ -50,12 +55,15 @@ class Checkpoint {
   // Goes back to the newest file that is whole, and returns its step; none where there is no file.
   // Damaged ones are passed over with a warning. Also into another number of workers, except for
   // inputs whose workers have data of their own: those are an InvalidArgumentError. After an error
-  // all variables are as they were.
+  // all variables and inputs are as they were.
   std::optional<int64_t> restore();
   // Of the file that restore found.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
+  std::string path_of(int64_t step) const;
+  void clear_away(int64_t step);
+  void restore_inputs(const detail::Workers* workers, const std::map<std::string, Tensor>& tensors);
   void check_inputs(const std::string& path, const std::map<std::string, Tensor>& tensors,
                     size_t workers) const;
 
@@ -64,6 +72,7 @@ class Checkpoint {
   std::vector<InputIterator*> inputs_;
   int keep_;
   std::map<std::string, std::string> metadata_;
+  std::vector<int64_t> damaged_;  // that restore has passed over
 };
 
 }  // namespace tutti

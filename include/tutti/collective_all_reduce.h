@@ -19,6 +19,7 @@ namespace tutti {
 // A value has a component for each device; or only one, which then stands for its rank as a whole.
 // Destinations are devices of this process. A batch is one operation of the group, or one for each
 // pack where bytes_per_pack asks for packs. IndexedSlices stay sparse: all rows in replica order.
+// Dense on one rank and sparse on another is a disagreement.
 //
 // All ranks make the same calls in the same order; where they do not, or where a rank is lost,
 // every rank gets an error that says so (see group.h). Calls from several threads are made one
@@ -42,6 +43,7 @@ class CollectiveAllReduce : public CrossDeviceOps {
                                          const Destinations& destinations, size_t axis,
                                          const CommunicationOptions& options) override;
   bool spans_processes() const override;
+  CommunicationOptions default_options() const override;
 
  private:
   struct State;

@@ -21,8 +21,8 @@
 
 namespace tutti {
 
-namespace strategy {
-struct Cast;
+namespace detail {
+struct Roster;
 }
 
 struct CollectiveAllReduceOptions {
@@ -69,7 +69,8 @@ class CollectiveAllReduceStrategy : public Strategy {
   std::unique_ptr<CollectiveAllReduceStrategy> clone() const;
 
   // initialize waits for all workers, and joins them where finalize has left. finalize waits for
-  // all, too; operations are a FailedPreconditionError from then on.
+  // all, too; what concerns all workers is a FailedPreconditionError from then on. Neither of them,
+  // nor configure, may be called beside other methods.
   void experimental_initialize() override;
   void experimental_finalize() override;
 
@@ -82,11 +83,12 @@ class CollectiveAllReduceStrategy : public Strategy {
   void check_health() const;
 
  protected:
-  CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options, strategy::Cast cast);
+  CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options, detail::Roster roster);
 
  private:
   CollectiveAllReduceOptions options_;
-  std::unique_ptr<strategy::Cast> cast_;
+  std::unique_ptr<detail::Roster> roster_;
+  bool left_ = false;
 };
 
 // The same under its later name: the workers are those that a resolver finds.

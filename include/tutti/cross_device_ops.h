@@ -135,6 +135,8 @@ class CrossDeviceOps {
 
   // Whether components of other processes take part. If so, one component alone is work, too.
   virtual bool spans_processes() const { return false; }
+  // What counts where a call's options do not set it.
+  virtual CommunicationOptions default_options() const { return {}; }
 
  private:
   Mirrored<Value> reduce_value(ReduceOp op, const PerReplica<Value>& value,

@@ -15,12 +15,14 @@
 
 namespace tutti {
 
+class Group;
 class ReplicaContext;
 
 enum class InputReplicationMode { PER_WORKER, PER_REPLICA };
 
-// How the workers of a job share a dataset: by files where it reads files (FILE), by parts of every
-// batch (DATA), whichever works (AUTO), or not at all: each worker has data of its own (OFF).
+// How the workers of a job share a dataset. DATA: all of them read it, and each takes its replicas'
+// parts of every batch, so that replicas get the same in every layout. FILE: each reads its share
+// of the files. OFF: each has data of its own. AUTO is DATA.
 enum class AutoShardPolicy { OFF = -1, AUTO = 0, FILE = 1, DATA = 2 };
 
 // Handed to an input function: which of how many pipelines it makes.
@@ -83,6 +85,7 @@ class InputIterator {
   explicit InputIterator(std::shared_ptr<const detail::InputSource> source);
   struct Run;
   std::shared_ptr<const detail::InputSource> source_;
+  std::unique_ptr<Group> group_;  // of the workers, where each has data of its own
   std::unique_ptr<Run> run_;
 };
 

@@ -26,6 +26,8 @@ class Shape {
 
   size_t rank() const { return many_ ? many_->size() : rank_; }
   int64_t operator[](size_t axis) const;  // OutOfRangeError past the rank
+  // The same with another extent along one axis.
+  Shape with_extent(size_t axis, int64_t extent) const;
   int64_t num_elements() const { return num_elements_; }
   std::span<const int64_t> extents() const { return {many_ ? many_->data() : few_.data(), rank()}; }
   const int64_t* begin() const { return extents().data(); }

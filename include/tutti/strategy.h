@@ -35,10 +35,6 @@ namespace tutti {
 
 struct ConfigProto;  // in compat.h
 
-namespace input {
-struct Layout;
-}
-
 // While it lives, its strategy is the current one of this thread, in cross-replica context. Scopes
 // of one strategy nest; the scope of another is a FailedPreconditionError. To be closed, or
 // destroyed, by the thread that made it.
@@ -177,8 +173,6 @@ class Strategy {
 
  private:
   Tensor reduce_along(ReduceOp op, const DistributedTensor& value, const ReduceOptions& options);
-  // `own_data`: workers may come to the end of their input at different times.
-  input::Layout layout(bool own_data) const;
 
   std::unique_ptr<StrategyExtended> extended_;
 };

@@ -21,12 +21,10 @@ namespace tutti {
 
 struct ConfigProto;
 
-namespace strategy {
+namespace detail {
+
 class Workers;
 struct WorkersOf;
-}  // namespace strategy
-
-namespace detail {
 
 // What f(i) returned wherever `drive` called it, in the order of i; nothing where it returns
 // nothing.
@@ -178,7 +176,7 @@ class StrategyExtended {
  private:
   friend class Strategy;
   friend class CollectiveAllReduceStrategy;
-  friend struct strategy::WorkersOf;
+  friend struct detail::WorkersOf;
   friend class Variable;
   friend class ReplicaContext;
   friend class detail::ReplicaGroup;
@@ -188,7 +186,8 @@ class StrategyExtended {
   void require_cross_replica(const char* what) const;
   void check_plain(ReduceOp op) const;
   // Takes part in a job.
-  void join(std::shared_ptr<strategy::Workers> workers);
+  void join(std::shared_ptr<detail::Workers> workers);
+  void leave();
   Value from_chief(const Value& value) const;  // on all workers; a collective
   void check_variable(const Variable& variable, const char* what) const;
   // fn(index) in the scope of each device; inside a replica function only of its own.
@@ -200,8 +199,8 @@ class StrategyExtended {
   std::shared_ptr<CrossDeviceOps> ops_;
   CommunicationOptions options_;
   int num_workers_ = 1, worker_id_ = 0;
-  std::shared_ptr<strategy::Workers> workers_;  // null: of one process
-  std::atomic<int> variables_{0};
+  std::shared_ptr<detail::Workers> workers_;  // null: of one process
+  std::shared_ptr<std::atomic<int>> variables_ = std::make_shared<std::atomic<int>>(0);
   std::unique_ptr<detail::ReplicaGroup> group_;
 };
 

@@ -18,11 +18,11 @@ std::string seconds_text(std::chrono::nanoseconds duration) {
 
 }  // namespace
 
-Rendezvous::Rendezvous(int participants, std::string noun)
-    : noun_(std::move(noun)), states_(size_t(participants), State::elsewhere) {}
+Rendezvous::Rendezvous(int participants, std::string noun, int first)
+    : noun_(std::move(noun)), first_(first), states_(size_t(participants), State::elsewhere) {}
 
 std::string Rendezvous::name(int participant) const {
-  return fmt::format("{} {}", noun_, participant);
+  return fmt::format("{} {}", noun_, first_ + participant);
 }
 
 void Rendezvous::meet(int participant, std::string_view what, Patience patience,

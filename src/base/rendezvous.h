@@ -20,8 +20,9 @@ namespace tutti::base {
 
 class Rendezvous {
  public:
-  // `noun` is what a participant is called in errors: "replica", "rank".
-  Rendezvous(int participants, std::string noun);
+  // `noun` is what a participant is called in errors: "replica", "rank"; the first has the number
+  // `first` there.
+  Rendezvous(int participants, std::string noun, int first = 0);
 
   // Waits until all participants have come. The last to come runs its `action` before any of them
   // leaves. Where the action throws, the exception goes to the one that ran it and an AbortedError
@@ -60,6 +61,7 @@ class Rendezvous {
   std::string missing() const;
 
   const std::string noun_;
+  const int first_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<State> states_;

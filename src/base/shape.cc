@@ -31,6 +31,12 @@ int64_t Shape::operator[](size_t axis) const {
   return extents()[axis];
 }
 
+Shape Shape::with_extent(size_t axis, int64_t extent) const {
+  std::vector<int64_t> changed(begin(), end());
+  changed.at(axis) = extent;
+  return Shape(changed);
+}
+
 size_t Shape::axis(int64_t axis) const {
   const int64_t n = int64_t(rank());
   if (axis < -n || axis >= n)

@@ -59,10 +59,11 @@ struct SlicesHeader {
   int64_t wide_indices;  // int64, not int32
   int64_t dense_rows;    // of the tensor they are taken from; -1: not known
   int64_t kind;          // stands for the dtype and the shape of a row
+  int64_t op;
 };
 constexpr size_t kHeader = sizeof(SlicesHeader) / sizeof(int64_t);
 
-SlicesHeader header_of(const IndexedSlices& slices) {
+SlicesHeader header_of(ReduceOp op, const IndexedSlices& slices) {
   const Shape& shape = slices.values.shape();
   auto kind = uint64_t(slices.dtype());
   for (const int64_t extent : std::views::drop(shape, 1))
@@ -70,23 +71,14 @@ SlicesHeader header_of(const IndexedSlices& slices) {
   return {.rows = shape[0],
           .wide_indices = slices.indices.dtype() == DType::int64,
           .dense_rows = slices.dense_shape ? (*slices.dense_shape)[0] : -1,
-          .kind = int64_t(kind)};
+          .kind = int64_t(kind),
+          .op = int64_t(op)};
 }
 
 int64_t row_size(const Tensor& tensor) {
   int64_t size = 1;
   for (const int64_t extent : std::views::drop(tensor.shape(), 1)) size *= extent;
   return size;
-}
-
-Shape with_rows(const Shape& shape, int64_t rows) {
-  std::vector<int64_t> extents(shape.begin(), shape.end());
-  extents[0] = rows;
-  return Shape(extents);
-}
-
-bool is_sparse(const PerReplica<Value>& value) {
-  return std::ranges::all_of(value, &Value::is_sparse);
 }
 
 }  // namespace
@@ -107,7 +99,7 @@ struct CollectiveAllReduce::State {
                       what, components, devices.size()));
   }
 
-  void check_implementation() const {
+  static void check_implementation(const CommunicationOptions& options) {
     if (options.implementation != CommunicationImplementation::NCCL) return;
     if (base::settings().backend == "nccl")
       throw UnavailableError(
@@ -122,7 +114,6 @@ struct CollectiveAllReduce::State {
   // All values with `components` leaves on each rank.
   void reduce_dense(ReduceOp op, std::span<Dense> values, size_t components, const Budget& budget,
                     int64_t bytes_per_pack) {
-    if (values.empty()) return;
     std::vector<int> owners;
     for (int rank = 0; rank < group.size(); ++rank) owners.insert(owners.end(), components, rank);
     std::vector<group::Piece> pieces;
@@ -135,19 +126,21 @@ struct CollectiveAllReduce::State {
           {dense.from, dense.to, dense.inputs[0].num_elements(), dense.inputs[0].dtype()});
       bytes.push_back(int64_t(dense.inputs[0].num_bytes()));
     }
-    const auto packs = cross_device::group_by_bytes(bytes, bytes_per_pack);
+    auto packs = cross_device::group_by_bytes(bytes, bytes_per_pack);
+    if (packs.empty()) packs.emplace_back();
     for (const std::vector<size_t>& pack : packs)
-      ranks().all_reduce_leaves({std::span(pieces).subspan(pack.front(), pack.size()), owners, op},
-                                budget.left());
+      ranks().all_reduce_leaves(
+          {std::span(pieces).subspan(pack.empty() ? 0 : pack.front(), pack.size()), owners, op},
+          budget.left());
     if (auto* const span = observe::Span::current()) span->set("packs", int64_t(packs.size()));
   }
 
   // The slices of all ranks in rank order; `mine` are those of this rank.
-  std::vector<IndexedSlices> gather_slices(const std::vector<IndexedSlices>& mine,
+  std::vector<IndexedSlices> gather_slices(ReduceOp op, const std::vector<IndexedSlices>& mine,
                                            const Budget& budget) {
     const auto size = size_t(group.size());
     std::vector<SlicesHeader> sent, all(mine.size() * size);
-    for (const IndexedSlices& slices : mine) sent.push_back(header_of(slices));
+    for (const IndexedSlices& slices : mine) sent.push_back(header_of(op, slices));
     group.all_gather(std::span(&sent[0].rows, mine.size() * kHeader),
                      std::span(&all[0].rows, all.size() * kHeader), budget.left());
     std::vector<IndexedSlices> results;
@@ -160,6 +153,11 @@ struct CollectiveAllReduce::State {
         const SlicesHeader& theirs = all[r * mine.size() + i];
         rows.push_back(theirs.rows);
         wide |= theirs.wide_indices != 0;
+        if (theirs.op != all[i].op)
+          throw InvalidArgumentError(
+              fmt::format("reduce: the workers disagree: worker 0 asks for {} of IndexedSlices, "
+                          "worker {} for {}",
+                          name(ReduceOp(all[i].op)), r, name(ReduceOp(theirs.op))));
         if (theirs.kind != all[i].kind)
           throw InvalidArgumentError(fmt::format(
               "reduce: the IndexedSlices of worker {} differ from those of worker 0 in dtype or in "
@@ -182,7 +180,7 @@ struct CollectiveAllReduce::State {
               wide && !sent[i].wide_indices ? mine[i].indices.to(DType::int64) : mine[i].indices,
               rows, total, budget)};
       if (dense_rows >= 0) {
-        result.dense_shape = with_rows(result.values.shape(), dense_rows);
+        result.dense_shape = result.values.shape().with_extent(0, dense_rows);
         advise(total, dense_rows);
       }
       results.push_back(std::move(result));
@@ -194,7 +192,7 @@ struct CollectiveAllReduce::State {
   Tensor gathered(const Tensor& mine, std::vector<int64_t> rows, int64_t total,
                   const Budget& budget) {
     const Tensor result =
-        TensorAccess::empty(with_rows(mine.shape(), total), mine.dtype(), *devices[0]);
+        TensorAccess::empty(mine.shape().with_extent(0, total), mine.dtype(), *devices[0]);
     for (int64_t& count : rows) count *= row_size(mine);
     ranks().all_gather_uneven(detail::read(mine), detail::write(result), rows, budget.left());
     return result;
@@ -229,6 +227,7 @@ CollectiveAllReduce::CollectiveAllReduce(const std::vector<std::string>& devices
 CollectiveAllReduce::~CollectiveAllReduce() = default;
 
 bool CollectiveAllReduce::spans_processes() const { return state_->group.size() > 1; }
+CommunicationOptions CollectiveAllReduce::default_options() const { return state_->options; }
 
 Mirrored<Value> CollectiveAllReduce::reduce_implementation(ReduceOp op,
                                                            const PerReplica<Value>& value,
@@ -240,18 +239,17 @@ Mirrored<Value> CollectiveAllReduce::reduce_implementation(ReduceOp op,
 std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
     ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
     const CommunicationOptions& options) {
-  const CommunicationOptions merged = state_->options.merge(options);
-  state_->check_implementation();
+  State::check_implementation(options);
   for (const auto& [value, destinations] : pairs) state_->check_size("reduce", value.size());
   if (!spans_processes()) return cross_device::fused_reduce(op, pairs);
 
-  const Budget budget(merged);
+  const Budget budget(options);
   const std::lock_guard lock(state_->mutex);
   const size_t devices = state_->devices.size();
   std::vector<Dense> whole, replicated;  // one leaf for each rank, or one for each replica
   std::vector<IndexedSlices> sparse;
   for (const auto& [value, destinations] : pairs) {
-    if (is_sparse(value)) {
+    if (cross_device::is_sparse(value)) {
       const Destinations here(state_->devices[0]->name());
       sparse.push_back(cross_device::fused_reduce(ReduceOp::SUM, value, here)[0].slices());
       continue;
@@ -266,14 +264,15 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
   }
   if (auto* const span = observe::Span::current())
     span->set("algorithm", std::string(state_->group.backend()));
-  state_->reduce_dense(op, replicated, devices, budget, merged.bytes_per_pack);
-  state_->reduce_dense(op, whole, 1, budget, merged.bytes_per_pack);
-  if (!sparse.empty()) sparse = state_->gather_slices(sparse, budget);
+  if (!replicated.empty() || pairs.empty())  // nothing is something to agree on
+    state_->reduce_dense(op, replicated, devices, budget, options.bytes_per_pack);
+  if (!whole.empty()) state_->reduce_dense(op, whole, 1, budget, options.bytes_per_pack);
+  if (!sparse.empty()) sparse = state_->gather_slices(op, sparse, budget);
 
   std::vector<Mirrored<Value>> results;
   size_t next_whole = 0, next_replicated = 0, next_sparse = 0;
   for (const auto& [value, destinations] : pairs) {
-    if (is_sparse(value)) {
+    if (cross_device::is_sparse(value)) {
       const auto replicas = int64_t(value.size()) * state_->group.size();
       results.push_back(cross_device::fused_reduce(op, PerReplica<Value>(sparse[next_sparse++]),
                                                    destinations, replicas));
@@ -295,22 +294,27 @@ Mirrored<Tensor> CollectiveAllReduce::gather_implementation(const PerReplica<Ten
   state_->check_size("gather", value.size());
   if (!spans_processes())
     return CrossDeviceOps::gather_implementation(value, destinations, axis, options);
-  const Budget budget(state_->options.merge(options));
+  const Budget budget(options);
   const std::lock_guard lock(state_->mutex);
   const Destinations here(state_->devices[0]->name());
   const Tensor mine = CrossDeviceOps::gather_implementation(value, here, axis, options)[0];
 
   const auto size = size_t(state_->group.size());
-  std::vector<int64_t> extents(mine.shape().begin(), mine.shape().end());
-  std::vector<int64_t> all(extents.size() * size);
-  state_->group.all_gather(extents, all, budget.left());
+  std::vector<int64_t> told(mine.shape().begin(), mine.shape().end());
+  told.push_back(int64_t(axis));
+  std::vector<int64_t> heard(told.size() * size);
+  state_->group.all_gather(told, heard, budget.left());
   std::vector<Shape> shapes;
   std::vector<int64_t> counts;
   for (size_t r = 0; r < size; ++r) {
-    const std::span theirs = std::span(all).subspan(r * extents.size(), extents.size());
-    extents[axis] = theirs[axis];
-    shapes.emplace_back(std::vector<int64_t>(theirs.begin(), theirs.end()));
-    if (!std::ranges::equal(theirs, extents))
+    const std::span<const int64_t> theirs = std::span(heard).subspan(r * told.size(), told.size());
+    if (theirs.back() != told.back())
+      throw InvalidArgumentError(
+          fmt::format("gather: the workers disagree: worker {} gathers along axis {}, worker {} "
+                      "along axis {}",
+                      state_->group.rank(), axis, r, theirs.back()));
+    shapes.emplace_back(theirs.first(told.size() - 1));
+    if (!(shapes[r] == mine.shape().with_extent(axis, theirs[axis])))
       throw InvalidArgumentError(fmt::format(
           "gather: workers {} and {} hold shapes {} and {}, which differ in more than "
           "axis {}",

@@ -11,6 +11,7 @@
 #include <typeinfo>
 
 #include "base/context.h"
+#include "cross_device/fused.h"
 #include "kernels/reduce.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
@@ -19,6 +20,7 @@ namespace tutti {
 
 namespace {
 
+using cross_device::is_sparse;
 using detail::Device;
 using detail::TensorAccess;
 
@@ -152,10 +154,6 @@ void describe(observe::Span& span, const CrossDeviceOps& ops, ReduceOp op,
   span.set("class", class_name(ops));
 }
 
-bool is_sparse(const PerReplica<Value>& value) {
-  return std::ranges::all_of(value, &Value::is_sparse);
-}
-
 // One component that is the result already.
 bool needs_no_work(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations,
                    const CommunicationOptions& options) {
@@ -189,8 +187,9 @@ CrossDeviceOps::~CrossDeviceOps() = default;
 
 Mirrored<Value> CrossDeviceOps::reduce_value(ReduceOp op, const PerReplica<Value>& value,
                                              const Destinations& destinations,
-                                             const CommunicationOptions& options) {
+                                             const CommunicationOptions& given) {
   check_context("reduce");
+  const CommunicationOptions options = default_options().merge(given);
   options.validate("reduce");
   check_reducible("reduce", op, value);
   observe::Span span("reduce");
@@ -225,8 +224,9 @@ Mirrored<Value> CrossDeviceOps::reduce_value(ReduceOp op, const Mirrored<Value>&
 
 std::vector<Mirrored<Value>> CrossDeviceOps::batch_reduce(
     ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
-    const CommunicationOptions& options) {
+    const CommunicationOptions& given) {
   check_context("batch_reduce");
+  const CommunicationOptions options = default_options().merge(given);
   options.validate("batch_reduce");
   for (size_t i = 0; i < pairs.size(); ++i) {
     try {
@@ -235,7 +235,7 @@ std::vector<Mirrored<Value>> CrossDeviceOps::batch_reduce(
       throw InvalidArgumentError(fmt::format("{} (in pair {} of {})", e.what(), i, pairs.size()));
     }
   }
-  if (pairs.empty()) return {};
+  if (pairs.empty() && !spans_processes()) return {};  // others may have something else in mind
   observe::Span span("batch_reduce");
   describe(span, *this, op, pairs);
   std::vector<Mirrored<Value>> results;
@@ -283,8 +283,9 @@ Mirrored<Value> CrossDeviceOps::broadcast_value(const Value& tensor,
 
 Mirrored<Tensor> CrossDeviceOps::gather_value(const PerReplica<Value>& value,
                                               const Destinations& destinations, int64_t axis,
-                                              const CommunicationOptions& options) {
+                                              const CommunicationOptions& given) {
   check_context("gather");
+  const CommunicationOptions options = default_options().merge(given);
   options.validate("gather");
   for (const Value& v : value)
     if (v.is_sparse())

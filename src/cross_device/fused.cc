@@ -147,6 +147,10 @@ Mirrored<Value> add(Work& work, ReduceOp op, const PerReplica<Value>& value,
 
 }  // namespace
 
+bool is_sparse(const PerReplica<Value>& value) {
+  return std::ranges::all_of(value, &Value::is_sparse);
+}
+
 std::vector<Mirrored<Value>> fused_reduce(ReduceOp op,
                                           std::span<const ValueDestinationPair> pairs) {
   Work work;

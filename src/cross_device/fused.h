@@ -10,6 +10,9 @@
 
 namespace tutti::cross_device {
 
+// Are all components IndexedSlices?
+bool is_sparse(const PerReplica<Value>& value);
+
 // Results in the order of the pairs, which have been checked. SUM and MEAN also take IndexedSlices:
 // concatenated where all components of a value are sparse, made dense otherwise.
 // InvalidArgumentError where making them dense fails.

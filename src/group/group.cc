@@ -39,8 +39,8 @@ Memory write(const Tensor& tensor) {
 
 namespace group {
 
-Group join_group(const std::optional<cluster::Membership>& membership) {
-  auto [backend, stragglers] = join(membership);
+Group join_group(const std::optional<cluster::Membership>& membership, const std::string& purpose) {
+  auto [backend, stragglers] = join(membership, purpose);
   return detail::GroupAccess::make(
       std::make_shared<detail::GroupImpl>(std::move(backend), stragglers));
 }
@@ -61,7 +61,7 @@ bool Work::done() const {
 }
 
 Group Group::from_environment() {
-  return group::join_group(cluster::membership_from_environment());
+  return group::join_group(cluster::membership_from_environment(), "Group::from_environment");
 }
 
 std::vector<Group> Group::in_process(int n) {

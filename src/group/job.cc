@@ -115,23 +115,32 @@ class Job {
 
   int stragglers() const { return stragglers_; }
 
-  std::unique_ptr<Backend> new_group() {
-    const std::string name = fmt::format("group {}", groups_++);
+  std::unique_ptr<Backend> new_group(const std::string& purpose) {
+    const int number = groups_++;
+    const auto introduced = [&](const std::string& mine) {
+      const std::vector<std::string> all =
+          link_->exchange(fmt::format("group {}", number), mine + "\n" + purpose, join_timeout());
+      for (size_t r = 0; r < all.size(); ++r)
+        if (const std::string theirs = all[r].substr(all[r].find('\n') + 1); theirs != purpose)
+          throw InvalidArgumentError(fmt::format(
+              "the {}th group of this job is for {} on rank {}, and for {} on rank {}: all workers "
+              "make their strategies and groups in the same order",
+              number + 1, purpose, membership_.rank, theirs, r));
+      return all;
+    };
     if (surroundings_) {
       std::vector<int> everybody;
       for (int r = 0; r < size(); ++r) everybody.push_back(r);
       const NetworkBackend::Plan plan(surroundings_, everybody);
       const Introduction& mine = plan.introduction();
       std::vector<Introduction> all;
-      for (const std::string& text :
-           link_->exchange(name, fmt::format("{} {}", mine.block, mine.id), join_timeout()))
+      for (const std::string& text : introduced(fmt::format("{} {}", mine.block, mine.id)))
         all.push_back({std::stoull(text), std::stoull(text.substr(text.find(' ') + 1))});
       return plan.finish(all);
     }
     Block* const mine = neighbourhood_.blocks->make(*neighbourhood_.reach, size());
     const uint64_t place = neighbourhood_.reach->place(mine, Block::bytes(size()));
-    const std::vector<std::string> places =
-        link_->exchange(name, std::to_string(place), join_timeout());
+    const std::vector<std::string> places = introduced(std::to_string(place));
     std::vector<int> everybody;
     std::vector<Block*> blocks;
     for (int r = 0; r < size(); ++r) {
@@ -323,7 +332,7 @@ class Job {
     std::map<std::string, ClockDifference> differences{{first.clock, {0, 0}}};
     if (!askers.empty()) {
       const Patience patience{base::settings().join_timeout, base::settings().warn_after};
-      const std::unique_ptr<Backend> group = new_group();
+      const std::unique_ptr<Backend> group = new_group("the clocks of timelines");
       ClockDifference mine{0, 0};
       for (const auto& [clock, rank] : askers) {
         if (rank == membership_.rank) mine = ask_clock(*group, first.rank, patience);
@@ -394,36 +403,37 @@ class Job {
 std::mutex job_mutex;
 
 // Never destroyed: groups in static variables may outlive any order of destruction.
-Job* joined = nullptr;
+std::atomic<Job*> joined = nullptr;
 
 // The job of this process, joined by the first call. Under job_mutex.
 Job& this_job(const Membership& membership) {
-  if (joined && !joined->is(membership))
+  Job* job = joined.load();
+  if (job && !job->is(membership))
     throw FailedPreconditionError(fmt::format(
         "this process is {} already, and cannot become rank {} of {} ({}): a process takes part in "
         "one job",
-        joined->name(), membership.rank, membership.addresses.size(), membership.addresses[0]));
-  if (!joined) {
-    auto job = std::make_unique<Job>(membership);
+        job->name(), membership.rank, membership.addresses.size(), membership.addresses[0]));
+  if (!job) {
+    job = std::make_unique<Job>(membership).release();
+    joined = job;
     // Registered after the module was loaded, so before its own statics are destroyed.
-    joined = job.release();
-    std::atexit([] { joined->leave(); });
+    std::atexit([] { joined.load()->leave(); });
   }
-  return *joined;
+  return *job;
 }
 
 }  // namespace
 
-JobGroup join(const std::optional<Membership>& membership) {
+JobGroup join(const std::optional<Membership>& membership, const std::string& purpose) {
   if (!membership) return {std::move(make_in_process(1)[0]), 0};
   std::lock_guard lock(job_mutex);
   Job& job = this_job(*membership);
-  return {job.new_group(), job.stragglers()};
+  return {job.new_group(purpose), job.stragglers()};
 }
 
 std::optional<Failure> job_failure() {
-  std::lock_guard lock(job_mutex);
-  return joined ? joined->failure() : std::nullopt;
+  const Job* const job = joined.load();  // whoever makes a group meanwhile may wait for others
+  return job ? job->failure() : std::nullopt;
 }
 
 JobLayout layout_from_environment() {

@@ -17,10 +17,11 @@ struct JobGroup {
   std::unique_ptr<Backend> backend;
   int stragglers;  // TUTTI_STRAGGLERS of rank 0, which counts for all
 };
-JobGroup join(const std::optional<cluster::Membership>& membership);
+// `purpose` must be the same on all workers, since groups are told apart by their order only.
+JobGroup join(const std::optional<cluster::Membership>& membership, const std::string& purpose);
 
 // The same, as what users get.
-Group join_group(const std::optional<cluster::Membership>& membership);
+Group join_group(const std::optional<cluster::Membership>& membership, const std::string& purpose);
 
 // Why the job that this process has joined cannot go on, as far as is known.
 std::optional<cluster::Failure> job_failure();

@@ -168,7 +168,7 @@ std::shared_ptr<const InputSource> shared_out(const Layout& layout, const Datase
     mine.num_workers = 1;
     mine.worker_id = 0;
   }
-  if (layout.group) data = cut_for_workers(data, layout.num_workers);
+  if (layout.new_group) data = cut_for_workers(data, layout.num_workers);
   return source_of(mine, {data}, true);
 }
 
@@ -215,27 +215,48 @@ std::vector<Tensor> without_rows(std::span<const int64_t> recipe) {
   return element;
 }
 
-// All workers learn what there is for anybody; one that never had any data learns its shapes.
-Supply of_all_workers(const Group& group, const Supply& mine, std::vector<Tensor>& last) {
-  constexpr int64_t kAny = 1, kAll = 2, kIgnorant = 4;
+// All workers learn what there is for anybody; one that never had any data learns its shapes. Where
+// one has failed, all do.
+Supply of_all_workers(const Group& group, const CommunicationOptions& options, const Supply& mine,
+                      std::vector<Tensor>& last, const std::exception_ptr& error) {
+  constexpr int64_t kAny = 1, kAll = 2, kIgnorant = 4, kFailed = 8;
   const std::vector<int64_t> told{(mine.any ? kAny : 0) | (mine.all ? kAll : 0) |
-                                  (last.empty() ? kIgnorant : 0)};
+                                  (last.empty() ? kIgnorant : 0) | (error ? kFailed : 0)};
   std::vector<int64_t> heard(static_cast<size_t>(group.size()));
-  group.all_gather(told, heard);
+  group.all_gather(told, heard, options);
   Supply supply{.any = false, .all = true};
   bool ignorant = false;
-  int informed = -1;  // the first who has data
+  int informed = -1, failed = -1;  // the first who has data, and who has failed
   for (size_t r = 0; r < heard.size(); ++r) {
     supply.any |= (heard[r] & kAny) != 0;
     supply.all &= (heard[r] & kAll) != 0;
     ignorant |= (heard[r] & kIgnorant) != 0;
     if (informed < 0 && (heard[r] & kAny)) informed = int(r);
+    if (failed < 0 && (heard[r] & kFailed)) failed = int(r);
+  }
+  const auto shared = [&](auto numbers, int root) {
+    std::vector<int64_t> length{int64_t(numbers.size())};
+    group.broadcast(length, root, options);
+    numbers.resize(size_t(length[0]));
+    group.broadcast(numbers, root, options);
+    return numbers;
+  };
+  if (failed >= 0) {
+    std::vector<uint8_t> text;
+    if (error) try {
+        std::rethrow_exception(error);
+      } catch (const std::exception& e) {
+        const std::string_view what = e.what();
+        text.assign(what.begin(), what.end());
+      } catch (...) {
+      }
+    text = shared(std::move(text), failed);
+    if (error) std::rethrow_exception(error);
+    throw AbortedError(fmt::format("get_next: the input of worker {} failed: {}", failed,
+                                   std::string(text.begin(), text.end())));
   }
   if (!supply.any || !ignorant) return supply;
-  std::vector<int64_t> recipe = recipe_of(last), length{int64_t(recipe.size())};
-  group.broadcast(length, informed);
-  recipe.resize(size_t(length[0]));
-  group.broadcast(recipe, informed);
+  const std::vector<int64_t> recipe = shared(recipe_of(last), informed);
   if (last.empty()) last = without_rows(recipe);
   return supply;
 }
@@ -256,7 +277,10 @@ struct InputIterator::Run {
 };
 
 InputIterator::InputIterator(std::shared_ptr<const InputSource> source)
-    : source_(std::move(source)) {}
+    : source_(std::move(source)) {
+  if (const auto& new_group = source_->layout.new_group)
+    group_ = std::make_unique<Group>(new_group());
+}
 InputIterator::~InputIterator() = default;
 InputIterator::InputIterator(InputIterator&&) noexcept = default;
 InputIterator& InputIterator::operator=(InputIterator&&) noexcept = default;
@@ -295,32 +319,39 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
   const std::vector<Device*>& devices = run_->devices;
   std::vector<std::vector<Tensor>> parts(local);  // by replica
   input::Supply supply{.any = false, .all = true};
-  if (source_->split) {
-    const std::optional<std::vector<Tensor>> batch = run_->iterators[0].next();
-    supply = {.any = batch.has_value(), .all = batch.has_value()};
-    const int64_t rows = batch ? input::rows_in(*batch) : 0;
-    for (size_t r = 0; r < local && batch; ++r) {
-      const auto [begin, end] = input::share_of(
-          rows, layout.worker_id * int64_t(local) + int64_t(r), layout.num_replicas());
-      for (const Tensor& component : *batch)
-        parts[r].push_back(input::rows_of(component, begin, end, *devices[r]));
-    }
-    if (batch && layout.group) run_->last = *batch;
-  } else {
-    for (size_t r = 0; r < local; ++r) {
-      std::optional<std::vector<Tensor>> element =
-          run_->iterators[r % run_->iterators.size()].next();
-      if (!element) {
-        supply.all = false;
-        continue;
+  std::exception_ptr error;
+  try {
+    if (source_->split) {
+      const std::optional<std::vector<Tensor>> batch = run_->iterators[0].next();
+      supply = {.any = batch.has_value(), .all = batch.has_value()};
+      const int64_t rows = batch ? input::rows_in(*batch) : 0;
+      for (size_t r = 0; r < local && batch; ++r) {
+        const auto [begin, end] = input::share_of(
+            rows, layout.worker_id * int64_t(local) + int64_t(r), layout.num_replicas());
+        for (const Tensor& component : *batch)
+          parts[r].push_back(input::rows_of(component, begin, end, *devices[r]));
       }
-      supply.any = true;
-      run_->last = *element;
-      for (const Tensor& component : *element)
-        parts[r].push_back(input::moved_to(component, *devices[r]));
+      if (batch && group_) run_->last = *batch;
+    } else {
+      for (size_t r = 0; r < local; ++r) {
+        std::optional<std::vector<Tensor>> element =
+            run_->iterators[r % run_->iterators.size()].next();
+        if (!element) {
+          supply.all = false;
+          continue;
+        }
+        supply.any = true;
+        run_->last = *element;
+        for (const Tensor& component : *element)
+          parts[r].push_back(input::moved_to(component, *devices[r]));
+      }
     }
+  } catch (...) {
+    if (!group_) throw;
+    error = std::current_exception();
   }
-  if (layout.group) supply = input::of_all_workers(*layout.group, supply, run_->last);
+  if (group_)
+    supply = input::of_all_workers(*group_, layout.communication, supply, run_->last, error);
   // Replicas without data get no rows. Where elements have no rows, what is left over is dropped.
   const bool batched =
       std::ranges::all_of(run_->last, [](const Tensor& t) { return t.shape().rank() > 0; });
@@ -347,7 +378,7 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
   return element;
 }
 
-bool InputIterator::has_own_data() const { return source_->layout.group.has_value(); }
+bool InputIterator::has_own_data() const { return group_ != nullptr; }
 
 std::string InputIterator::save() {
   if (!run_)

@@ -5,8 +5,8 @@
 #include <tutti/group.h>
 #include <tutti/input.h>
 
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,8 +17,10 @@ struct Layout {
   std::vector<std::string> devices;  // of the local replicas
   int num_workers = 1;
   int worker_id = 0;
-  // Of the workers, where each has data of its own: they go on until nobody has any left.
-  std::optional<Group> group = {};
+  // Where each worker has data of its own: makes a group of them, which go on until nobody has any
+  // left.
+  std::function<Group()> new_group = {};
+  CommunicationOptions communication = {};  // for their operations
 
   int num_replicas() const { return int(devices.size()) * num_workers; }
 };

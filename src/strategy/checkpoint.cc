@@ -17,9 +17,11 @@ namespace tutti {
 namespace {
 
 namespace fs = std::filesystem;
-using strategy::Workers;
+using detail::Workers;
 
 constexpr std::string_view kPrefix = "step-", kSuffix = ".safetensors";
+// What begins like this is ours: variables have other names.
+constexpr std::string_view kOurs = "tutti.";
 constexpr const char* kStep = "tutti.step";
 
 // Before any variable is touched: each of them must be readable and writable from here.
@@ -31,7 +33,7 @@ void check_context(const char* what, const std::vector<Variable>& variables) {
 // Those who save or load these variables together; null: this process alone.
 const Workers* workers_of(const std::vector<Variable>& variables) {
   const Strategy& strategy = variables.empty() ? get_strategy() : variables[0].strategy();
-  return strategy::WorkersOf::of(strategy.extended());
+  return detail::WorkersOf::of(strategy.extended());
 }
 
 void on_chief(const Workers* workers, const std::function<void()>& fn) {
@@ -115,8 +117,6 @@ std::string input_name(size_t input, size_t worker) {
   return fmt::format("tutti.input.{}.worker.{}", input, worker);
 }
 
-Tensor as_tensor(const std::string& bytes) { return text_tensor(bytes); }
-
 }  // namespace
 
 void save_variables(const std::string& path, const std::vector<Variable>& variables,
@@ -146,8 +146,27 @@ Checkpoint::Checkpoint(std::string folder, std::vector<Variable> variables,
       variables_(std::move(variables)),
       inputs_(std::move(inputs)),
       keep_(keep) {
-  if (keep < 1)
-    throw InvalidArgumentError(fmt::format("Checkpoint: keep is {}, expected 1 or more", keep));
+  const auto fail = [](const std::string& why) {
+    throw InvalidArgumentError("Checkpoint: " + why);
+  };
+  if (keep < 1) fail(fmt::format("keep is {}, expected 1 or more", keep));
+  if (variables_.empty()) fail("there are no variables");
+  for (const Variable& variable : variables_) {
+    if (variable.name().starts_with(kOurs))
+      fail(fmt::format("a variable is called \"{}\"; names with \"{}\" are taken", variable.name(),
+                       kOurs));
+    if (&variable.strategy() != &variables_[0].strategy())
+      fail(
+          fmt::format("the variables \"{}\" and \"{}\" are of two strategies; each needs a "
+                      "checkpoint of its own",
+                      variables_[0].name(), variable.name()));
+  }
+  const Workers* const workers = workers_of(variables_);
+  for (const InputIterator* input : inputs_) {
+    if (!input) fail("an input is null");
+    if (input->has_own_data() && !workers)
+      fail("an input is of several workers, and the variables are not");
+  }
 }
 
 void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& metadata) {
@@ -162,11 +181,11 @@ void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& me
   for (size_t i = 0; i < inputs_.size(); ++i) {
     const std::string state = inputs_[i]->save();
     if (!inputs_[i]->has_own_data()) {
-      file.tensors[input_name(i)] = as_tensor(state);
+      file.tensors[input_name(i)] = text_tensor(state);
       continue;
     }
     const std::vector<std::string> all = workers->from_all(state);
-    for (size_t w = 0; w < all.size(); ++w) file.tensors[input_name(i, w)] = as_tensor(all[w]);
+    for (size_t w = 0; w < all.size(); ++w) file.tensors[input_name(i, w)] = text_tensor(all[w]);
   }
   on_chief(workers, [&] {
     std::error_code error;
@@ -174,11 +193,33 @@ void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& me
     if (error)
       throw UnavailableError(
           fmt::format("Checkpoint::save: cannot make {}: {}", folder_, error.message()));
-    write_safetensors((fs::path(folder_) / name_of(step)).string(), file);
-    const std::vector<int64_t> steps = steps_in(folder_);
-    for (size_t i = size_t(keep_); i < steps.size(); ++i)
-      fs::remove(fs::path(folder_) / name_of(steps[i]), error);
+    write_safetensors(path_of(step), file);
+    clear_away(step);
   });
+}
+
+std::string Checkpoint::path_of(int64_t step) const {
+  return (fs::path(folder_) / name_of(step)).string();
+}
+
+// What is older than the newest files up to `step`; what restore passed over; and what was being
+// written when its process was killed.
+void Checkpoint::clear_away(int64_t step) {
+  std::error_code error;
+  std::vector<int64_t> steps = steps_in(folder_);
+  std::erase_if(steps, [&](int64_t other) { return other > step; });
+  for (const int64_t damaged : damaged_)
+    if (damaged != step) {
+      fs::remove(path_of(damaged), error);
+      std::erase(steps, damaged);
+    }
+  damaged_.clear();
+  for (size_t i = size_t(keep_); i < steps.size(); ++i) fs::remove(path_of(steps[i]), error);
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(kPrefix) && name.find(std::string(kSuffix) + ".tmp.") != name.npos)
+      fs::remove(entry.path(), error);
+  }
 }
 
 std::optional<int64_t> Checkpoint::restore() {
@@ -186,13 +227,15 @@ std::optional<int64_t> Checkpoint::restore() {
   const Workers* const workers = workers_of(variables_);
   TensorFile file;
   on_chief(workers, [&] {
+    damaged_.clear();
     for (const int64_t step : steps_in(folder_)) {
-      const std::string path = (fs::path(folder_) / name_of(step)).string();
+      const std::string path = path_of(step);
       try {
         file = read_safetensors(path);
       } catch (const DataLossError& e) {
         base::log(base::LogLevel::warning,
                   fmt::format("Checkpoint::restore: passing over {}: {}", path, e.what()));
+        damaged_.push_back(step);
         continue;
       }
       check_contents("Checkpoint::restore", path, file, variables_);
@@ -202,16 +245,7 @@ std::optional<int64_t> Checkpoint::restore() {
   });
   std::map<std::string, std::string> metadata = shared(workers, file.metadata);
   if (!metadata.contains(kStep)) return {};
-  // The inputs first, since what can go wrong here leaves the variables alone.
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    const size_t states = inputs_[i]->has_own_data() ? size_t(workers->size()) : 1;
-    for (size_t w = 0; w < states; ++w) {
-      const auto found = file.tensors.find(states > 1 ? input_name(i, w) : input_name(i));
-      std::string state = found != file.tensors.end() ? text(found->second) : "";
-      if (workers) state = workers->from_chief(state);
-      if (states == 1 || w == size_t(workers->rank())) inputs_[i]->restore(state);
-    }
-  }
+  restore_inputs(workers, file.tensors);
   assign(workers, file, variables_);
   const int64_t step = std::stoll(metadata.at(kStep));
   metadata.erase(kStep);
@@ -219,20 +253,56 @@ std::optional<int64_t> Checkpoint::restore() {
   return step;
 }
 
+// On all workers or on none.
+void Checkpoint::restore_inputs(const Workers* workers,
+                                const std::map<std::string, Tensor>& tensors) {
+  std::vector<std::string> states;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const size_t count = inputs_[i]->has_own_data() ? size_t(workers->size()) : 1;
+    for (size_t w = 0; w < count; ++w) {
+      const auto found = tensors.find(count > 1 ? input_name(i, w) : input_name(i));
+      std::string state = found != tensors.end() ? text(found->second) : "";
+      if (workers) state = workers->from_chief(state);
+      if (count == 1 || w == size_t(workers->rank())) states.push_back(state);
+    }
+  }
+  std::vector<std::string> before;
+  for (InputIterator* const input : inputs_) before.push_back(input->save());
+  const auto set = [&](const std::vector<std::string>& wanted) {
+    for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i]->restore(wanted[i]);
+  };
+  try {
+    workers ? workers->on_all([&] { set(states); }) : set(states);
+  } catch (const std::exception&) {
+    set(before);
+    throw;
+  }
+}
+
 // Whether the file knows where each input stands.
 void Checkpoint::check_inputs(const std::string& path, const std::map<std::string, Tensor>& tensors,
                               size_t workers) const {
+  const auto fail = [&](const std::string& why) {
+    throw InvalidArgumentError(fmt::format("Checkpoint::restore: {} {}", path, why));
+  };
+  const auto in_file = [&](size_t i) {
+    size_t count = 0;
+    while (tensors.contains(input_name(i, count))) ++count;
+    return count;
+  };
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    const bool own_data = inputs_[i]->has_own_data();
-    size_t found = 0;
-    while (tensors.contains(input_name(i, found))) ++found;
-    if (own_data ? found == workers : tensors.contains(input_name(i))) continue;
-    throw InvalidArgumentError(fmt::format(
-        "Checkpoint::restore: {} has input {} of {}, and here it is of {}: an input whose workers "
-        "have data of their own goes on with as many workers only",
-        path, i, found ? fmt::format("{} workers", found) : "all workers together",
-        own_data ? fmt::format("{} workers", workers) : "all workers together"));
+    const bool own_data = inputs_[i]->has_own_data(), together = tensors.contains(input_name(i));
+    const size_t found = in_file(i);
+    if (own_data ? found == workers : together) continue;
+    if (!found && !together) fail(fmt::format("does not say where input {} was", i));
+    fail(
+        fmt::format("has input {} of {}, and here it is of {}: an input whose workers have data of "
+                    "their own goes on with as many workers only",
+                    i, found ? fmt::format("{} workers", found) : "all workers together",
+                    own_data ? fmt::format("{} workers", workers) : "all workers together"));
   }
+  if (tensors.contains(input_name(inputs_.size())) || in_file(inputs_.size()))
+    fail(fmt::format("is of more than {} inputs", inputs_.size()));
 }
 
 }  // namespace tutti

@@ -10,27 +10,8 @@ namespace tutti {
 
 namespace {
 
-using strategy::Cast;
-using strategy::Workers;
-
-// What is there in the place of the cross-device operations once the job was left.
-class NoOps : public CrossDeviceOps {
- protected:
-  [[noreturn]] static void fail() {
-    throw FailedPreconditionError(
-        "the strategy has left its job (experimental_finalize); experimental_initialize joins it "
-        "again");
-  }
-  Mirrored<Value> reduce_implementation(ReduceOp, const PerReplica<Value>&, const Destinations&,
-                                        const CommunicationOptions&) override {
-    fail();
-  }
-  Mirrored<Tensor> gather_implementation(const PerReplica<Tensor>&, const Destinations&, size_t,
-                                         const CommunicationOptions&) override {
-    fail();
-  }
-  bool spans_processes() const override { return true; }
-};
+using detail::Roster;
+using detail::Workers;
 
 std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options) {
   const auto take = [](const char* type, const char* option, int count) {
@@ -66,47 +47,47 @@ CollectiveAllReduceOptions all_gpus(const CommunicationOptions& communication) {
 }  // namespace
 
 CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options,
-                                                         Cast cast)
+                                                         Roster roster)
     : Strategy(std::make_unique<CollectiveExtended>(options)),
       options_(options),
-      cast_(std::make_unique<Cast>(std::move(cast))) {
+      roster_(std::make_unique<Roster>(std::move(roster))) {
   options.communication.validate("CollectiveAllReduceStrategy");
-  extended().join(std::make_shared<Workers>(*cast_));
+  extended().join(std::make_shared<Workers>(*roster_, options_.communication));
 }
 
 CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options)
-    : CollectiveAllReduceStrategy(options, Cast::from_environment()) {}
+    : CollectiveAllReduceStrategy(options, Roster::from_environment()) {}
 
 CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(int num_gpus_per_worker)
     : CollectiveAllReduceStrategy({.num_gpus_per_worker = num_gpus_per_worker},
-                                  Cast::from_environment()) {}
+                                  Roster::from_environment()) {}
 
 CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const Group& group,
                                                          const CollectiveAllReduceOptions& options)
-    : CollectiveAllReduceStrategy(options, Cast{.group = group}) {}
+    : CollectiveAllReduceStrategy(options, Roster{.group = group}) {}
 
 CollectiveAllReduceStrategy::~CollectiveAllReduceStrategy() = default;
 
 MultiWorkerMirroredStrategy::MultiWorkerMirroredStrategy(const CommunicationOptions& communication)
-    : CollectiveAllReduceStrategy(all_gpus(communication), Cast::from_environment()) {}
+    : CollectiveAllReduceStrategy(all_gpus(communication), Roster::from_environment()) {}
 
 MultiWorkerMirroredStrategy::MultiWorkerMirroredStrategy(const ClusterResolver& resolver,
                                                          const CommunicationOptions& communication)
     : CollectiveAllReduceStrategy(
           all_gpus(communication),
-          Cast::from(resolver.cluster_spec(), resolver.task_type(), resolver.task_id())) {}
+          Roster::from(resolver.cluster_spec(), resolver.task_type(), resolver.task_id())) {}
 
 void CollectiveAllReduceStrategy::configure(const ConfigureOptions& options) {
   strategy::require_cross_replica(*this, "configure");
   if (options.cluster_spec) {
-    Cast cast = Cast::from(options.cluster_spec, options.task_type, options.task_id);
-    if (extended().variables_ > 0)
+    Roster roster = Roster::from(options.cluster_spec, options.task_type, options.task_id);
+    if (*extended().variables_ > 0)
       throw FailedPreconditionError(fmt::format(
           "configure: the strategy has {} variables, which the other workers know nothing of; "
           "configure it before the first",
-          extended().variables_.load()));
-    extended().join(std::make_shared<Workers>(cast));
-    *cast_ = std::move(cast);
+          extended().variables_->load()));
+    extended().join(std::make_shared<Workers>(roster, options_.communication));
+    *roster_ = std::move(roster);
   }
   if (options.session_config)
     *options.session_config = update_config_proto(*options.session_config);
@@ -115,34 +96,33 @@ void CollectiveAllReduceStrategy::configure(const ConfigureOptions& options) {
 std::unique_ptr<CollectiveAllReduceStrategy> CollectiveAllReduceStrategy::clone() const {
   strategy::require_cross_replica(*this, "clone");
   return std::unique_ptr<CollectiveAllReduceStrategy>(
-      new CollectiveAllReduceStrategy(options_, *cast_));
+      new CollectiveAllReduceStrategy(options_, *roster_));
 }
 
 void CollectiveAllReduceStrategy::experimental_initialize() {
   strategy::require_cross_replica(*this, "experimental_initialize");
-  if (!extended().workers_) extended().join(std::make_shared<Workers>(*cast_));
+  if (left_) extended().join(std::make_shared<Workers>(*roster_, options_.communication));
+  left_ = false;
   extended().workers_->group().barrier(options_.communication);
 }
 
 void CollectiveAllReduceStrategy::experimental_finalize() {
   strategy::require_cross_replica(*this, "experimental_finalize");
-  if (!extended().workers_) return;
-  extended().workers_->group().barrier(options_.communication);
-  extended().workers_.reset();
-  extended().ops_ = std::make_shared<NoOps>();
+  if (left_) return;
+  left_ = true;
+  const Group group = extended().workers_->group();
+  extended().leave();
+  group.barrier(options_.communication);
 }
 
 ConfigProto CollectiveAllReduceStrategy::update_config_proto(const ConfigProto& config) const {
-  return cast_->updated(config);
+  return roster_->updated(config);
 }
 
 void CollectiveAllReduceStrategy::check_health(const std::string& task_type, int task_id) const {
-  const int rank = cast_->rank_of(task_type, task_id);
-  if (cast_->membership) strategy::check_health(rank);
+  roster_->check_health(roster_->rank_of(task_type, task_id));
 }
 
-void CollectiveAllReduceStrategy::check_health() const {
-  if (cast_->membership) strategy::check_health(-1);
-}
+void CollectiveAllReduceStrategy::check_health() const { roster_->check_health(-1); }
 
 }  // namespace tutti

@@ -2,6 +2,7 @@
 #include <tutti/error.h>
 #include <tutti/strategy.h>
 
+#include "base/settings.h"
 #include "cross_device/weighted.h"
 #include "strategy/replica_group.h"
 
@@ -9,12 +10,28 @@ namespace tutti {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+// The options of a call, less the time that its replicas have spent on waiting for each other.
+template <class Slot>
+CommunicationOptions left_of(const CommunicationOptions& options, std::span<void* const> slots) {
+  auto start = Clock::time_point::max();
+  for (const void* slot : slots) start = std::min(start, Slot::of(slot).start);
+  const std::chrono::nanoseconds timeout = options.timeout.value_or(base::settings().timeout);
+  CommunicationOptions left = options;
+  if (timeout.count() > 0)  // 0 is for ever
+    left.timeout = std::max<std::chrono::nanoseconds>(timeout - (Clock::now() - start),
+                                                      std::chrono::nanoseconds(1));
+  return left;
+}
+
 // What a replica brings to all_reduce, and takes from it.
 struct AllReduce {
   ReduceOp op;
   const std::vector<Value>& values;
   const AllReduceOptions& options;
   std::vector<Value> results = {};
+  Clock::time_point start = Clock::now();
 
   static const AllReduce& of(const void* slot) { return *static_cast<const AllReduce*>(slot); }
 
@@ -48,7 +65,8 @@ struct AllReduce {
     std::vector<double> weights;
     for (size_t r = 0; r < slots.size() && slot(0).options.weight; ++r)
       weights.push_back(*slot(r).options.weight);
-    const CommunicationOptions& communication = slot(0).options.communication;
+    const CommunicationOptions communication =
+        left_of<AllReduce>(slot(0).options.communication, slots);
     const std::vector<Mirrored<Value>> results =
         weights.empty() ? strategy.extended().batch_reduce_to(slot(0).op, pairs, communication)
                         : cross_device::weighted_mean(strategy.extended().cross_device_ops(),
@@ -63,6 +81,7 @@ struct AllGather {
   int64_t axis;
   const CommunicationOptions& options;
   std::vector<Tensor> results = {};
+  Clock::time_point start = Clock::now();
 
   static const AllGather& of(const void* slot) { return *static_cast<const AllGather*>(slot); }
 
@@ -80,8 +99,8 @@ struct AllGather {
       std::vector<Tensor> parts;
       for (size_t r = 0; r < slots.size(); ++r) parts.push_back(slot(r).values[t]);
       const PerReplica<Tensor> value(std::move(parts));
-      const Mirrored<Tensor> result =
-          strategy.extended().gather_to(value, value, slot(0).axis, slot(0).options);
+      const Mirrored<Tensor> result = strategy.extended().gather_to(
+          value, value, slot(0).axis, left_of<AllGather>(slot(0).options, slots));
       for (size_t r = 0; r < slots.size(); ++r) slot(r).results.push_back(result[r]);
     }
   }
@@ -102,9 +121,11 @@ void ReplicaContext::meet(const detail::Meeting& meeting, void* slot,
 std::vector<Value> ReplicaContext::all_reduce(ReduceOpArg op, const std::vector<Value>& values,
                                               const AllReduceOptions& options) {
   for (const Value& value : values) check_defined("all_reduce", value);
-  AllReduce slot{op, values, options};
+  AllReduceOptions merged = options;
+  merged.communication = strategy_->extended().options_.merge(options.communication);
+  AllReduce slot{op, values, merged};
   meet({"all_reduce", typeid(AllReduce), &AllReduce::same, &AllReduce::describe, &AllReduce::act},
-       &slot, options.communication);
+       &slot, merged.communication);
   return std::move(slot.results);
 }
 
@@ -130,9 +151,10 @@ IndexedSlices ReplicaContext::all_reduce(ReduceOpArg op, const IndexedSlices& va
 std::vector<Tensor> ReplicaContext::all_gather(const std::vector<Tensor>& values, int64_t axis,
                                                const CommunicationOptions& options) {
   for (const Tensor& value : values) check_defined("all_gather", value);
-  AllGather slot{values, axis, options};
+  const CommunicationOptions merged = strategy_->extended().options_.merge(options);
+  AllGather slot{values, axis, merged};
   meet({"all_gather", typeid(AllGather), &AllGather::same, &AllGather::describe, &AllGather::act},
-       &slot, options);
+       &slot, merged);
   return std::move(slot.results);
 }
 

@@ -15,7 +15,7 @@ ReplicaGroup::ReplicaGroup(Strategy& strategy, const std::vector<std::string>& d
                            int first_id, int num_replicas)
     : strategy_(strategy),
       threads_(int(devices.size())),
-      rendezvous_(int(devices.size()), "replica"),
+      rendezvous_(int(devices.size()), "replica", first_id),
       meetings_(devices.size()),
       slots_(devices.size()),
       victims_(devices.size()) {
@@ -70,13 +70,14 @@ void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* s
   if (&get_replica_context() != &context)
     throw FailedPreconditionError(fmt::format(
         "{}: the context belongs to another replica or to a run that is over", meeting.what));
-  options.validate(meeting.what);
+  const CommunicationOptions merged = strategy_.extended().options_.merge(options);
+  merged.validate(meeting.what);
   meetings_[i] = &meeting;
   slots_[i] = slot;
   bool acted = false;
   try {
     rendezvous_.meet(int(i), meeting.what,
-                     {.timeout = options.timeout.value_or(base::settings().timeout),
+                     {.timeout = merged.timeout.value_or(base::settings().timeout),
                       .warn_after = base::settings().warn_after},
                      [&] {
                        acted = true;
@@ -97,9 +98,10 @@ void ReplicaGroup::check_agreement() {
   for (size_t i = 1; i < meetings_.size(); ++i) {
     const Meeting& other = *meetings_[i];
     if (first.type == other.type && first.same(slots_[0], slots_[i])) continue;
-    const std::string text = fmt::format(
-        "the replicas disagree: replica 0 asks for {}({}), replica {} for {}({})", first.what,
-        first.describe(slots_[0]), i, other.what, other.describe(slots_[i]));
+    const std::string text =
+        fmt::format("the replicas disagree: replica {} asks for {}({}), replica {} for {}({})",
+                    contexts_[0].replica_id_in_sync_group(), first.what, first.describe(slots_[0]),
+                    contexts_[i].replica_id_in_sync_group(), other.what, other.describe(slots_[i]));
     rendezvous_.abort(ErrorCode::invalid_argument, text);
     throw InvalidArgumentError(text);
   }

@@ -70,7 +70,8 @@ Tensor Strategy::reduce(ReduceOpArg op, const DistributedTensor& value,
   const Destinations here(current_device());
   if (!options.weights.empty())
     return cross_device::weighted_mean(extended_->cross_device_ops(), op, {{*per_replica, here}},
-                                       options.weights, options.communication)[0][0]
+                                       options.weights,
+                                       extended_->options_.merge(options.communication))[0][0]
         .tensor();
   return std::visit(
       [&](const auto& v) { return extended_->reduce_to(op, v, here, options.communication)[0]; },
@@ -109,9 +110,14 @@ Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
     }
   }
   const Destinations here(current_device());
-  const auto results = extended_->batch_reduce_to(
-      ReduceOp::SUM, {{PerReplica<Value>(sums), here}, {PerReplica<Value>(counts), here}},
-      options.communication);
+  std::vector<Mirrored<Value>> results;
+  if (std::holds_alternative<Mirrored<Tensor>>(value.get()))  // is there already, on all workers
+    for (const Value& part : {sums[0], counts[0]})
+      results.push_back(extended_->broadcast_to(part, here));
+  else
+    results = extended_->batch_reduce_to(
+        ReduceOp::SUM, {{PerReplica<Value>(sums), here}, {PerReplica<Value>(counts), here}},
+        options.communication);
   const Tensor sum = results[0][0].tensor();
   if (op == ReduceOp::SUM) return sum.to(parts[0].dtype());
   const int64_t count = results[1][0].tensor().item<int64_t>();
@@ -139,18 +145,30 @@ Tensor Strategy::gather(const DistributedTensor& value, int64_t axis) {
   return one.clone_to(current_device());
 }
 
-input::Layout Strategy::layout(bool own_data) const {
-  input::Layout layout{.devices = extended_->worker_devices(),
-                       .num_workers = extended_->num_workers_,
-                       .worker_id = extended_->worker_id_,
-                       .group = {}};
-  if (own_data && layout.num_workers > 1) layout.group = extended_->workers_->new_group();
+namespace {
+
+// `own_data`: workers may come to the end of their input at different times.
+input::Layout layout_of(const StrategyExtended& extended, bool own_data) {
+  input::Layout layout{
+      .devices = extended.worker_devices(),
+      .num_workers = extended.num_workers(),
+      .worker_id = extended.replica_ids()[0] / int(extended.worker_devices().size()),
+      .new_group = {},
+      .communication = {}};
+  if (own_data && layout.num_workers > 1) {
+    const std::shared_ptr<const detail::Workers> workers = detail::WorkersOf::shared(extended);
+    (void)workers->group();  // which throws where they were left
+    layout.new_group = [workers] { return workers->new_group(); };
+    layout.communication = workers->options();
+  }
   return layout;
 }
 
+}  // namespace
+
 InputIterator Strategy::make_dataset_iterator(const Dataset& dataset) {
   extended_->require_cross_replica("make_dataset_iterator");
-  return InputIterator(input::global_batches(layout(false), dataset));
+  return InputIterator(input::global_batches(layout_of(*extended_, false), dataset));
 }
 
 InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputReplicationMode mode) {
@@ -158,7 +176,7 @@ InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputRep
   if (mode != InputReplicationMode::PER_WORKER)
     throw InvalidArgumentError(
         "make_input_fn_iterator: only PER_WORKER is supported as the replication mode");
-  return InputIterator(input::from_function(layout(true), input_fn, {}));
+  return InputIterator(input::from_function(layout_of(*extended_, true), input_fn, {}));
 }
 
 DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& dataset,
@@ -170,13 +188,13 @@ DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& data
         "distribute_datasets_from_function");
   const bool own_data = options.auto_shard_policy == AutoShardPolicy::OFF ||
                         options.auto_shard_policy == AutoShardPolicy::FILE;
-  return DistributedDataset(input::shared_out(layout(own_data), dataset, options));
+  return DistributedDataset(input::shared_out(layout_of(*extended_, own_data), dataset, options));
 }
 
 DistributedDataset Strategy::distribute_datasets_from_function(const InputFn& input_fn,
                                                                const InputOptions& options) {
   extended_->require_cross_replica("distribute_datasets_from_function");
-  return DistributedDataset(input::from_function(layout(true), input_fn, options));
+  return DistributedDataset(input::from_function(layout_of(*extended_, true), input_fn, options));
 }
 
 void Strategy::experimental_initialize() {

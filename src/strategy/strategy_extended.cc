@@ -25,13 +25,47 @@ std::vector<int> StrategyExtended::replica_ids() const {
   return ids;
 }
 
-void StrategyExtended::join(std::shared_ptr<strategy::Workers> workers) {
-  ops_ = std::make_shared<CollectiveAllReduce>(devices_, workers->group(), options_);
+void StrategyExtended::join(std::shared_ptr<detail::Workers> workers) {
+  workers->agree("CollectiveAllReduceStrategy", fmt::format("{} devices", devices_.size()));
+  ops_ = std::make_shared<CollectiveAllReduce>(devices_, workers->group());
   num_workers_ = workers->size();
   worker_id_ = workers->rank();
   workers_ = std::move(workers);
   group_ = std::make_unique<detail::ReplicaGroup>(*strategy_, devices_, replica_ids()[0],
                                                   num_replicas_in_sync());
+}
+
+namespace {
+
+// What is there in the place of the cross-device operations once the job was left.
+class NoOps : public CrossDeviceOps {
+ public:
+  explicit NoOps(std::shared_ptr<detail::Workers> workers) : workers_(std::move(workers)) {}
+
+ protected:
+  [[noreturn]] void fail() const {
+    (void)workers_->group();  // which throws
+    throw InternalError("the job was not left");
+  }
+  Mirrored<Value> reduce_implementation(ReduceOp, const PerReplica<Value>&, const Destinations&,
+                                        const CommunicationOptions&) override {
+    fail();
+  }
+  Mirrored<Tensor> gather_implementation(const PerReplica<Tensor>&, const Destinations&, size_t,
+                                         const CommunicationOptions&) override {
+    fail();
+  }
+  bool spans_processes() const override { return true; }
+
+ private:
+  std::shared_ptr<detail::Workers> workers_;
+};
+
+}  // namespace
+
+void StrategyExtended::leave() {
+  workers_->leave();
+  ops_ = std::make_shared<NoOps>(workers_);
 }
 
 Value StrategyExtended::from_chief(const Value& value) const {

@@ -11,6 +11,7 @@
 #include "kernels/cast.h"
 #include "kernels/reduce.h"
 #include "strategy/context.h"
+#include "strategy/workers.h"
 
 namespace tutti {
 
@@ -22,8 +23,9 @@ struct Variable::Impl {
                             : VariableSynchronization::ON_WRITE),
         aggregation(options.aggregation),
         trainable(options.trainable.value_or(synchronization != VariableSynchronization::ON_READ)),
-        extended(extended) {
-    ++extended.variables_;
+        extended(extended),
+        count(extended.variables_) {
+    ++*count;
   }
   ~Impl();
   Impl(const Impl&) = delete;
@@ -36,6 +38,7 @@ struct Variable::Impl {
   VariableAggregation aggregation;
   bool trainable;
   StrategyExtended& extended;
+  const std::shared_ptr<std::atomic<int>> count;  // of the strategy's variables
   std::vector<Tensor> components;
 };
 
@@ -97,7 +100,7 @@ void Variable::Impl::enlist(const std::shared_ptr<Impl>& self) {
 }
 
 Variable::Impl::~Impl() {
-  --extended.variables_;
+  --*count;
   std::lock_guard lock(registry().mutex);
   for (const Tensor& component : components) registry().by_memory.erase(component.const_data());
 }
@@ -115,6 +118,12 @@ Variable Variable::make(const Tensor& initial_value, const VariableOptions& opti
                     tutti::name(initial_value.dtype())));
   const std::vector<std::string>& colocated = strategy::context().colocated_on;
   const auto impl = std::make_shared<Impl>(options, extended);
+  if (extended.workers_)
+    extended.workers_->agree(
+        "Variable::create",
+        fmt::format("\"{}\" ({}{}, {}, {})", options.name, tutti::name(initial_value.dtype()),
+                    initial_value.shape().to_string(), tutti::name(impl->synchronization),
+                    tutti::name(options.aggregation)));
   const Tensor start = extended.from_chief(initial_value).tensor();
   for (const std::string& device : colocated.empty() ? extended.parameter_devices() : colocated)
     impl->components.push_back(start.clone_to(device));
@@ -424,8 +433,12 @@ void Variable::write_in_replica(const char* what, Update update, const Value& va
         } else {
           std::vector<Value> parts;
           for (size_t i = 0; i < slots.size(); ++i) parts.push_back(slot_of(i).value);
-          result = current.extended().reduce_to(reduce_op(variable.aggregation()),
-                                                PerReplica<Value>(std::move(parts)), devices);
+          // Rows that nobody names must stay out of it: they would be multiplied by 0, too.
+          CommunicationOptions options = current.extended().options_;
+          options.sparse_as_dense = false;
+          result = current.extended().ops_->reduce(reduce_op(variable.aggregation()),
+                                                   PerReplica<Value>(std::move(parts)), devices,
+                                                   options);
         }
         for (size_t i = 0; i < variable.size(); ++i)
           variable.apply(slot_of(0).update, result[i], i);

@@ -6,7 +6,7 @@
 #include "group/group_impl.h"
 #include "group/job.h"
 
-namespace tutti::strategy {
+namespace tutti::detail {
 
 namespace {
 
@@ -14,24 +14,47 @@ std::string task_name(const std::string& type, int id) {
   return fmt::format("/job:{}/task:{}", type, id);
 }
 
+Group duplicate(const Group& group) { return group.split(0, group.rank()); }
+
+// How a function ended, as text: empty where all is well.
+struct Outcome {
+  std::exception_ptr error = {};
+  std::string text = {};
+
+  static Outcome of(const std::function<void()>& fn) {
+    try {
+      fn();
+    } catch (const Error& e) {
+      return {std::current_exception(), fmt::format("{} {}", int(e.code()), e.what())};
+    } catch (const std::exception& e) {
+      return {std::current_exception(), fmt::format("{} {}", int(ErrorCode::internal), e.what())};
+    }
+    return {};
+  }
+  [[noreturn]] static void rethrow(size_t worker, const std::string& text) {
+    throw_error(ErrorCode(std::atoi(text.c_str())),
+                fmt::format("worker {}: {}", worker, text.substr(text.find(' ') + 1)));
+  }
+};
+
 }  // namespace
 
-Cast Cast::from_environment() {
-  Cast cast{.membership = cluster::membership_from_environment()};  // which checks TF_CONFIG, too
+Roster Roster::from_environment() {
+  Roster roster{.membership = cluster::membership_from_environment()};  // which checks TF_CONFIG
   const TFConfigClusterResolver config;
   if (const ClusterSpec cluster = config.cluster_spec()) {
-    cast.has_chief = cluster.contains("chief");
-    cast.leader = collective_leader(cluster, config.task_type(), *config.task_id());
-    cast.own_task = task_name(config.task_type(), *config.task_id());
-  } else if (cast.membership) {
-    cast.leader = "/job:worker/replica:0/task:0";
-    cast.own_task = task_name("worker", cast.membership->rank);
+    roster.has_chief = cluster.contains("chief");
+    roster.leader = collective_leader(cluster, config.task_type(), *config.task_id());
+    roster.own_task = task_name(config.task_type(), *config.task_id());
+  } else if (roster.membership) {
+    roster.leader = "/job:worker/replica:0/task:0";
+    roster.own_task = task_name("worker", roster.membership->rank);
   }
-  return cast;
+  return roster;
 }
 
-Cast Cast::from(const ClusterSpec& cluster, const std::string& task_type,
-                std::optional<int> task_id) {
+Roster Roster::from(const ClusterSpec& cluster, const std::string& task_type,
+                    std::optional<int> task_id) {
   if (!cluster) return {};
   if (task_type.empty() || !task_id)
     throw InvalidArgumentError(
@@ -43,11 +66,11 @@ Cast Cast::from(const ClusterSpec& cluster, const std::string& task_type,
           .own_task = task_name(task_type, *task_id)};
 }
 
-int Cast::size() const {
+int Roster::size() const {
   return group ? group->size() : membership ? int(membership->addresses.size()) : 1;
 }
 
-int Cast::rank_of(const std::string& task_type, int task_id) const {
+int Roster::rank_of(const std::string& task_type, int task_id) const {
   const int chiefs = has_chief ? 1 : 0;
   int rank = -1;
   if (task_type == "chief" && task_id < chiefs) rank = task_id;
@@ -58,7 +81,15 @@ int Cast::rank_of(const std::string& task_type, int task_id) const {
   return rank;
 }
 
-ConfigProto Cast::updated(const ConfigProto& config) const {
+void Roster::check_health(int rank) const {
+  if (size() == 1) return;
+  const std::optional<cluster::Failure> failure = group::job_failure();
+  // The ranks of a group may be others than those of the job.
+  if (failure && (rank < 0 || failure->rank < 0 || failure->rank == rank || group))
+    throw_error(failure->code, failure->text);
+}
+
+ConfigProto Roster::updated(const ConfigProto& config) const {
   ConfigProto updated = config;
   updated.scoped_allocator_optimization = true;
   updated.scoped_allocator_enable_op = {"CollectiveReduce"};
@@ -68,71 +99,74 @@ ConfigProto Cast::updated(const ConfigProto& config) const {
   return updated;
 }
 
-void check_health(int rank) {
-  const std::optional<cluster::Failure> failure = group::job_failure();
-  if (failure && (rank < 0 || failure->rank < 0 || failure->rank == rank))
-    throw_error(failure->code, failure->text);
+Workers::Workers(const Roster& roster, const CommunicationOptions& options)
+    : roster_(roster),
+      options_{.timeout = options.timeout},
+      group_(roster.group ? duplicate(*roster.group)
+                          : group::join_group(roster.membership, "a strategy")),
+      size_(group_->size()),
+      rank_(group_->rank()) {}
+
+const Group& Workers::group() const {
+  if (!group_)
+    throw FailedPreconditionError(
+        "the strategy has left its job (experimental_finalize); experimental_initialize joins it "
+        "again");
+  return *group_;
 }
 
-namespace {
-
-Group make_group(const Cast& cast) {
-  return cast.group ? cast.group->split(0, cast.group->rank()) : group::join_group(cast.membership);
-}
-
-}  // namespace
-
-Workers::Workers(Cast cast) : cast_(std::move(cast)), group_(make_group(cast_)) {}
-
-Group Workers::new_group() {
-  Group group = make_group(cast_);
+Group Workers::new_group() const {
+  Group group = duplicate(this->group());
   const std::lock_guard lock(mutex_);
   std::erase_if(others_, [](const auto& other) { return other.expired(); });
-  others_.push_back(detail::GroupAccess::shared(group));
+  others_.push_back(GroupAccess::shared(group));
   return group;
 }
 
 Tensor Workers::from_chief(const Tensor& value) const {
+  const Group& all = group();
   if (size() == 1) return value;
   const Tensor result = value.clone();
-  group_.broadcast(result, 0);
+  all.broadcast(result, 0, options_);
   return result;
 }
 
 Value Workers::from_chief(const Value& value) const {
   if (!value.is_sparse()) return from_chief(value.tensor());
+  const Group& all = group();
   if (size() == 1) return value;
   // Workers may have different numbers of rows.
   const IndexedSlices& mine = value.slices();
   std::vector<int64_t> rows{mine.values.shape()[0]};
-  group_.broadcast(rows, 0);
-  std::vector<int64_t> extents(mine.values.shape().begin(), mine.values.shape().end());
-  extents[0] = rows[0];
+  all.broadcast(rows, 0, options_);
+  const Shape shape = mine.values.shape().with_extent(0, rows[0]);
   const bool chief = rank() == 0;
   const Tensor values =
-      chief ? mine.values.clone() : Tensor::empty(Shape(extents), mine.dtype(), mine.device());
+      chief ? mine.values.clone() : Tensor::empty(shape, mine.dtype(), mine.device());
   const Tensor indices = chief ? mine.indices.to(DType::int64).clone()
                                : Tensor::empty({rows[0]}, DType::int64, mine.device());
-  group_.broadcast(values, 0);
-  group_.broadcast(indices, 0);
+  all.broadcast(values, 0, options_);
+  all.broadcast(indices, 0, options_);
   return IndexedSlices{values, indices, mine.dense_shape};
 }
 
 std::string Workers::from_chief(const std::string& text) const {
+  const Group& all = group();
   if (size() == 1) return text;
   std::vector<uint64_t> length{text.size()};
-  group_.broadcast(length, 0);
+  all.broadcast(length, 0, options_);
   std::vector<uint8_t> bytes(text.begin(), text.end());
   bytes.resize(length[0]);
-  group_.broadcast(bytes, 0);
+  all.broadcast(bytes, 0, options_);
   return {bytes.begin(), bytes.end()};
 }
 
 std::vector<std::string> Workers::from_all(const std::string& text) const {
-  std::vector<int64_t> length{int64_t(text.size())}, lengths(static_cast<size_t>(size()));
-  group_.all_gather(length, lengths);
+  const std::vector<int64_t> length{int64_t(text.size())};
+  std::vector<int64_t> lengths(static_cast<size_t>(size()));
+  group().all_gather(length, lengths, options_);
   const std::vector<uint8_t> bytes =
-      group_.all_gather_uneven(std::vector<uint8_t>(text.begin(), text.end()));
+      group().all_gather_uneven(std::vector<uint8_t>(text.begin(), text.end()), options_);
   std::vector<std::string> result;
   auto at = bytes.begin();
   for (const int64_t n : lengths) {
@@ -142,35 +176,42 @@ std::vector<std::string> Workers::from_all(const std::string& text) const {
   return result;
 }
 
+void Workers::agree(const char* what, const std::string& text) const {
+  if (size() == 1) return;
+  const std::vector<std::string> all = from_all(text);
+  for (size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      throw InvalidArgumentError(fmt::format(
+          "{}: the workers disagree: worker 0 has {}, worker {} {}", what, all[0], r, all[r]));
+}
+
 void Workers::on_chief(const std::function<void()>& fn) const {
-  if (size() == 1) return fn();
-  std::exception_ptr error;
-  std::string outcome;  // empty: all is well
-  if (rank() == 0) try {
-      fn();
-    } catch (const Error& e) {
-      error = std::current_exception();
-      outcome = fmt::format("{} {}", int(e.code()), e.what());
-    } catch (const std::exception& e) {
-      error = std::current_exception();
-      outcome = fmt::format("{} {}", int(ErrorCode::internal), e.what());
-    }
-  outcome = from_chief(outcome);
-  if (error) std::rethrow_exception(error);
-  if (!outcome.empty())
-    throw_error(ErrorCode(std::atoi(outcome.c_str())),
-                fmt::format("worker 0: {}", outcome.substr(outcome.find(' ') + 1)));
+  (void)group();  // or else nothing is done
+  const Outcome mine = rank() == 0 ? Outcome::of(fn) : Outcome{};
+  const std::string text = from_chief(mine.text);
+  if (mine.error) std::rethrow_exception(mine.error);
+  if (!text.empty()) Outcome::rethrow(0, text);
+}
+
+void Workers::on_all(const std::function<void()>& fn) const {
+  (void)group();
+  const Outcome mine = Outcome::of(fn);
+  const std::vector<std::string> all = from_all(mine.text);
+  if (mine.error) std::rethrow_exception(mine.error);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty()) Outcome::rethrow(r, all[r]);
 }
 
 void Workers::abandon(const std::string& why) const {
-  if (size() == 1) return;
+  if (size() == 1 || !group_) return;
   std::string place;
-  if (cast_.membership) place = fmt::format(" ({})", cast_.membership->addresses[size_t(rank())]);
+  if (roster_.membership)
+    place = fmt::format(" ({})", roster_.membership->addresses[size_t(rank())]);
   const std::string text = fmt::format("worker {}{} gave up: {}", rank(), place, why);
-  detail::GroupAccess::impl(group_).backend().poison(ErrorCode::aborted, text);
+  GroupAccess::impl(*group_).backend().poison(ErrorCode::aborted, text);
   const std::lock_guard lock(mutex_);
   for (const auto& other : others_)
     if (const auto group = other.lock()) group->backend().poison(ErrorCode::aborted, text);
 }
 
-}  // namespace tutti::strategy
+}  // namespace tutti::detail

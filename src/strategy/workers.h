@@ -15,10 +15,10 @@
 
 #include "cluster/membership.h"
 
-namespace tutti::strategy {
+namespace tutti::detail {
 
-// Who they are, as far as that is known without asking them.
-struct Cast {
+// Who takes part, as far as that is known without asking them.
+struct Roster {
   std::optional<cluster::Membership> membership = {};  // none: this process is alone
   std::optional<Group> group = {};                     // or the ranks of this one
   bool has_chief = false;  // a job "chief" of one task, before the workers
@@ -26,32 +26,34 @@ struct Cast {
   std::string leader = {}, own_task = {};
 
   // From the first that there is: TF_CONFIG, torchrun, Slurm, mpirun.
-  static Cast from_environment();
+  static Roster from_environment();
   // InvalidArgumentError where the task is not in the cluster, or is no worker.
-  static Cast from(const ClusterSpec& cluster, const std::string& task_type,
-                   std::optional<int> task_id);
+  static Roster from(const ClusterSpec& cluster, const std::string& task_type,
+                     std::optional<int> task_id);
 
   int size() const;
   // The rank of a task. InvalidArgumentError where it is no worker of the job.
   int rank_of(const std::string& task_type, int task_id) const;
+  // Throws what is known to be wrong with a worker; -1: with any.
+  void check_health(int rank) const;
   ConfigProto updated(const ConfigProto& config) const;
 };
 
-// Throws what is known to be wrong with a worker of the job; -1: with any.
-void check_health(int rank);
-
-// The workers, joined. Its methods that need all of them are collectives; they may be called from
-// several threads in the same order on all workers.
+// The workers, joined. What needs all of them is a collective, in the same order on all, and a
+// FailedPreconditionError once they were left.
 class Workers {
  public:
-  explicit Workers(Cast cast);
+  // Waits for all of them. `options` has the timeout of what follows.
+  Workers(const Roster& roster, const CommunicationOptions& options);
 
-  int size() const { return group_.size(); }
-  int rank() const { return group_.rank(); }
-  const Group& group() const { return group_; }
+  int size() const { return size_; }
+  int rank() const { return rank_; }
+  const Group& group() const;
+  const CommunicationOptions& options() const { return options_; }
+  void leave() { group_.reset(); }
 
   // A group of its own for another use, which fails with this one.
-  Group new_group();
+  Group new_group() const;
 
   // The chief's value, here. The others give one of the same dtype and shape.
   Tensor from_chief(const Tensor& value) const;
@@ -60,22 +62,30 @@ class Workers {
   // What every worker gives, by rank.
   std::vector<std::string> from_all(const std::string& text) const;
 
-  // fn() on the chief; what it throws, every worker does.
+  // InvalidArgumentError on all workers where they do not say the same; `what` starts its text.
+  void agree(const char* what, const std::string& text) const;
+  // fn() on the chief, or on all: what it throws somewhere, all workers throw.
   void on_chief(const std::function<void()>& fn) const;
+  void on_all(const std::function<void()>& fn) const;
 
   // Tells the others that this worker cannot go on.
   void abandon(const std::string& why) const;
 
  private:
-  const Cast cast_;
-  Group group_;
+  const Roster roster_;
+  const CommunicationOptions options_;
+  std::optional<Group> group_;
+  const int size_, rank_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::weak_ptr<detail::GroupImpl>> others_;
+  mutable std::vector<std::weak_ptr<GroupImpl>> others_;
 };
 
 // Of a strategy; null where it is of one process.
 struct WorkersOf {
   static const Workers* of(const StrategyExtended& extended) { return extended.workers_.get(); }
+  static std::shared_ptr<const Workers> shared(const StrategyExtended& extended) {
+    return extended.workers_;
+  }
 };
 
-}  // namespace tutti::strategy
+}  // namespace tutti::detail

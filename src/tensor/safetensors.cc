@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
@@ -260,6 +261,13 @@ void write_safetensors(const std::string& path, const TensorFile& file) {
   if (fsync(output.fd) != 0) refused(output.path, "write");
   if (rename(output.path.c_str(), path.c_str()) != 0) refused(path, "write");
   output.keep = true;
+  // The name lasts, too, where the machine goes down now.
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd >= 0) {
+    fsync(fd);
+    close(fd);
+  }
 }
 
 }  // namespace tutti

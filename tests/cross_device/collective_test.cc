@@ -240,6 +240,56 @@ TEST_F(CollectiveOfThree, SaysWhatWorkersDisagreeAbout) {
                     ErrorCode::invalid_argument, {"float32[2], SUM", "float32[3], SUM", "rank 1"});
 }
 
+TEST_F(CollectiveOfThree, NoticesWhatIsNotAllReduced) {
+  const Tensor one = Tensor::of<float>({1});
+  const IndexedSlices rows{Tensor::of<float>({1}), Tensor::of<int64_t>({0}), Shape{9}};
+  const auto errors = [&](const auto& first, const auto& others) {
+    return errors_on_ranks(Group::in_process(3), [&](const Group& group) {
+      CollectiveAllReduce ops({cpu(0)}, group);
+      group.rank() == 0 ? first(ops) : others(ops);
+    });
+  };
+  expect_everywhere(errors([&](CrossDeviceOps& ops) { ops.batch_reduce(ReduceOp::SUM, {}); },
+                           [&](CrossDeviceOps& ops) {
+                             ops.batch_reduce(ReduceOp::SUM, {{one, one}});
+                           }),
+                    ErrorCode::invalid_argument, {"rank 0"});
+  expect_everywhere(errors([&](CrossDeviceOps& ops) { ops.reduce(ReduceOp::SUM, rows, rows); },
+                           [&](CrossDeviceOps& ops) { ops.reduce(ReduceOp::MEAN, rows, rows); }),
+                    ErrorCode::invalid_argument, {"SUM", "MEAN", "worker 1"});
+  const Tensor square = Tensor::zeros({2, 2}, DType::float32);
+  expect_everywhere(errors([&](CrossDeviceOps& ops) { ops.gather(square, square, 0); },
+                           [&](CrossDeviceOps& ops) { ops.gather(square, square, 1); }),
+                    ErrorCode::invalid_argument, {"axis 0", "axis 1"});
+}
+
+TEST_F(CollectiveOfThree, AgreesOnEmptyBatches) {
+  on_ranks(groups, [](const Group& group) {
+    CollectiveAllReduce ops({cpu(0)}, group);
+    EXPECT_TRUE(ops.batch_reduce(ReduceOp::SUM, {}).empty());
+    const Tensor one = Tensor::of<float>({1});
+    EXPECT_EQ(ops.reduce(ReduceOp::SUM, one, one)[0].item<float>(), 3);
+  });
+}
+
+TEST_F(CollectiveOfThree, TakesItsOwnOptionsWhereACallHasNone) {
+  on_ranks(groups, [](const Group& group) {
+    CollectiveAllReduce ops({cpu(0)}, group, {.sparse_as_dense = true});
+    const IndexedSlices rows{Tensor::of<float>({1, 1}), Tensor::of<int64_t>({0, 2}), Shape{3}};
+    EXPECT_EQ(ops.reduce(ReduceOp::SUM, rows, rows)[0].values.to_vector<float>(), F({3, 0, 3}));
+  });
+}
+
+// C259: "nccl" on CPUs falls back and says so.
+TEST_F(CollectiveOfThree, FallsBackFromNccl) {
+  on_ranks(groups, [](const Group& group) {
+    CollectiveAllReduce ops({cpu(0)}, group);
+    const Tensor one = Tensor::of<float>({1});
+    for (const auto way : {CommunicationImplementation::NCCL, CommunicationImplementation::RING})
+      EXPECT_EQ(ops.reduce(ReduceOp::SUM, one, one, {.implementation = way})[0].item<float>(), 3);
+  });
+}
+
 TEST_F(CollectiveOfThree, SaysWhichSlicesDiffer) {
   expect_everywhere(
       errors_on_ranks(

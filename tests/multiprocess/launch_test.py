@@ -57,6 +57,17 @@ def the_end_of_a_chain_is_to_blame(options):
     launched(options, 3, "chain")
 
 
+def workers_are_watched_while_they_compute(options):
+    """C241, C242"""
+    with Job(options) as job:
+        job.start_directly(3, [job.program("launch_worker"), "health"], {"TUTTI_TOKEN": "sesame"})
+        job.wait_for_end()
+        check(len(job.find("ok")) == 2, f"not two workers are well: {job.story()}")
+        codes = [process.returncode for process in job.processes]
+        check(codes == [0, -9, 0], f"exit codes {codes}: {job.story()}")
+        job.expect_nothing_left()
+
+
 def groups_are_made_and_left_many_times(options):
     with Job(options) as job:
         job.launch(5, [job.program("launch_worker"), "recreate", "200" if LONG else "50"])
@@ -255,7 +266,8 @@ def the_clocks_of_timelines_are_brought_together(options):
 
 
 CASES = [joins_under_tutti_run, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
-         two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, groups_are_made_and_left_many_times,
+         two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, workers_are_watched_while_they_compute,
+         groups_are_made_and_left_many_times,
          tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
          a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <tutti/tutti.h>
 
+#include <csignal>
 #include <cstring>
 #include <iostream>
 #include <set>
@@ -257,6 +258,33 @@ std::string slow(int rank) {
   return "";
 }
 
+// A worker is killed while the others compute, so that nobody waits for it. They know all the same,
+// and what they do next ends at once.
+std::string health() {
+  CollectiveAllReduceStrategy strategy;
+  strategy.experimental_initialize();
+  strategy.check_health();
+  const int rank = strategy.extended().replica_ids()[0];
+  if (rank == 1) raise(SIGKILL);
+  std::string told;
+  while (told.empty()) try {
+      strategy.check_health("worker", 1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } catch (const UnavailableError& error) {
+      told = error.what();
+    }
+  require(told.find("rank 1") != told.npos, "not named: " + told);
+  strategy.check_health("worker", rank);
+  try {
+    const auto scope = strategy.scope();
+    Variable::create(Tensor::scalar<float>(1));
+    require(false, "a variable was made without rank 1");
+  } catch (const UnavailableError& error) {
+    require(std::string(error.what()).find("rank 1") != std::string::npos, error.what());
+  }
+  return told;
+}
+
 std::string run(const std::string& name, int argument) {
   if (name == "join") return join();
   if (name == "alone") return alone();
@@ -267,6 +295,7 @@ std::string run(const std::string& name, int argument) {
   if (name == "bits") return bits(argument);
   if (name == "loop") return loop();
   if (name == "slow") return slow(argument);
+  if (name == "health") return health();
   throw std::runtime_error("there is no case " + name);
 }
 

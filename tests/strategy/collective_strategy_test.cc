@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 
 #include "group/ranks.h"
 #include "input/pipelines.h"
@@ -256,6 +257,95 @@ TEST_F(Job, NamesTheWorkerThatAsksForSomethingElse) {
   testing::expect_everywhere(all, ErrorCode::invalid_argument, {"SUM", "MAX"});
 }
 
+TEST_F(Job, IsOverForEverythingOnceLeft) {
+  const Folder folder;
+  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(worker), {.name = "v"});
+    strategy.experimental_finalize();
+    constexpr const char* why = "has left its job";
+    EXPECT_ERROR(FailedPreconditionError, why, Variable::create(number(1)));
+    EXPECT_ERROR(
+        FailedPreconditionError, why,
+        strategy.make_input_fn_iterator([](const InputContext&) { return Dataset::range(1); }));
+    EXPECT_ERROR(FailedPreconditionError, why, save_variables(folder / "v.safetensors", {v}));
+    EXPECT_ERROR(FailedPreconditionError, why, Checkpoint(folder / "c", {v}).save(1));
+    EXPECT_FALSE(std::filesystem::exists(folder / "v.safetensors"));
+  });
+}
+
+TEST_F(Job, MayBeLeftAfterAFailure) {
+  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const Caught error = caught([&] {
+      strategy.run([&](ReplicaContext& ctx) {
+        if (worker == 1) throw InternalError("boom");
+        return ctx.all_reduce(ReduceOp::SUM, id_of(ctx));
+      });
+    });
+    EXPECT_THAT(error.text, HasSubstr("boom"));
+    EXPECT_THAT(caught([&] { strategy.experimental_finalize(); }).text, HasSubstr("boom"));
+    strategy.experimental_initialize();
+    EXPECT_EQ(strategy.reduce(ReduceOp::SUM, number(1)).item<float>(), 2);
+  });
+}
+
+TEST_F(Job, NeedsTheSameVariablesOnAllWorkers) {
+  std::vector<Caught> all(2);
+  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int worker) {
+    const Scope scope = strategy.scope();
+    all[size_t(worker)] =
+        caught([&] { Variable::create(number(1), {.name = worker ? "b" : "a"}); });
+  });
+  testing::expect_everywhere(all, ErrorCode::invalid_argument,
+                             {"Variable::create: the workers disagree", "\"a\" (float32", "\"b\""});
+}
+
+TEST_F(Job, NeedsAsManyDevicesOnAllWorkers) {
+  testing::expect_everywhere(
+      testing::errors_on_ranks(Group::in_process(3),
+                               [](const Group& group) {
+                                 CollectiveAllReduceStrategy(
+                                     group, {.cpu_devices_per_worker = group.rank() == 2 ? 2 : 1});
+                               }),
+      ErrorCode::invalid_argument, {"worker 0 has 1 devices, worker 2 2 devices"});
+}
+
+TEST_F(Job, KeepsItsTimeout) {
+  std::vector<Caught> all(2);
+  std::promise<void> done;
+  on_ranks(Group::in_process(2), [&](const Group& group) {
+    CollectiveAllReduceStrategy strategy(group, {.communication = testing::kSoon});
+    const Scope scope = strategy.scope();
+    if (group.rank() == 1) return done.get_future().wait();  // is there, but does not come
+    all[0] = caught([&] { Variable::create(number(1)); });
+    done.set_value();
+  });
+  EXPECT_EQ(all[0].code, ErrorCode::deadline_exceeded);
+  EXPECT_THAT(all[0].text, HasSubstr("rank 1"));
+}
+
+TEST_F(Job, DoesNotMistakeRowsThatNobodyNames) {
+  on_ranks(Group::in_process(2), [&](const Group& group) {
+    CollectiveAllReduceStrategy strategy(group, {.communication = {.sparse_as_dense = true}});
+    const Scope scope = strategy.scope();
+    const Variable v =
+        Variable::create(Tensor::of<float>({1, 5, 1}), {.aggregation = Aggregation::SUM});
+    strategy.run([&](ReplicaContext&) {
+      v.scatter_mul({Tensor::of<float>({2}), Tensor::of<int64_t>({1})});
+    });
+    EXPECT_EQ(v.read_value().to_vector<float>(), Floats({1, 20, 1}));
+  });
+}
+
+// Bits must not depend on the layout.
+TEST_F(Job, CountsAMirroredValueOnce) {
+  on_workers(3, 1, [](CollectiveAllReduceStrategy& strategy, int) {
+    const Mirrored<Tensor> value{Tensor::of<double>({0.1})};
+    EXPECT_EQ(strategy.reduce(ReduceOp::MEAN, value, 0).item<double>(), 0.1);
+    EXPECT_ERROR(InvalidArgumentError, "is not defined", strategy.reduce(ReduceOp::SUM, value, 0));
+  });
+}
+
 // C227, C236 and the like
 TEST_F(Job, IsConfiguredByAClusterAndATask) {
   CollectiveAllReduceStrategy strategy;
@@ -287,14 +377,14 @@ TEST_F(Job, IsConfiguredByAClusterAndATask) {
 // C226
 TEST_F(Job, FillsTheConfigOfEachTask) {
   const ClusterSpec workers{{{"worker", {"a:1", "b:1"}}}};
-  const ConfigProto config = strategy::Cast::from(workers, "worker", 1)
+  const ConfigProto config = detail::Roster::from(workers, "worker", 1)
                                  .updated({.scoped_allocator_enable_op = {"x", "y"}});
   EXPECT_EQ(config.experimental.collective_group_leader, "/job:worker/replica:0/task:0");
   EXPECT_EQ(config.device_filters, std::vector<std::string>{"/job:worker/task:1"});
   EXPECT_TRUE(config.scoped_allocator_optimization);
   EXPECT_EQ(config.scoped_allocator_enable_op, std::vector<std::string>{"CollectiveReduce"});
   const ClusterSpec chief{{{"chief", {"a:1"}}, {"worker", {"b:1", "c:1"}}}};
-  const auto cast = strategy::Cast::from(chief, "worker", 1);
+  const auto cast = detail::Roster::from(chief, "worker", 1);
   EXPECT_EQ(cast.updated({}).experimental.collective_group_leader, "/job:chief/replica:0/task:0");
   EXPECT_EQ(cast.rank_of("chief", 0), 0);
   EXPECT_EQ(cast.rank_of("worker", 1), 2);
@@ -402,6 +492,67 @@ TEST_F(Resumed, JobsPassOverDamagedFiles) {
   testing::CapturedLog log;
   EXPECT_EQ(train(2, 1, kSteps), undisturbed);
   EXPECT_THAT(log.texts(), ::testing::Contains(HasSubstr("passing over")));
+}
+
+TEST_F(Resumed, AFileThatWasWrittenStaysThough) {
+  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int) {
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(1), {.name = "v"});
+    Checkpoint(folder_ / "checkpoints", {v}, {}, 1).save(6);
+  });
+  std::filesystem::resize_file(folder_ / "checkpoints/step-000000000006.safetensors", 100);
+  std::ofstream(folder_ / "checkpoints/step-000000000005.safetensors.tmp.1.1") << "half";
+  testing::CapturedLog log;
+  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int) {
+    const Scope scope = strategy.scope();
+    const Variable v = Variable::create(number(1), {.name = "v"});
+    Checkpoint checkpoint(folder_ / "checkpoints", {v}, {}, 1);
+    EXPECT_EQ(checkpoint.restore(), std::nullopt);
+    checkpoint.save(3);
+    EXPECT_EQ(checkpoint.restore(), 3);
+  });
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "checkpoints"))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names, ::testing::ElementsAre("step-000000000003.safetensors"));
+}
+
+TEST_F(Resumed, AnInputThatCannotGoOnIsEverybodysError) {
+  const auto job = [&](bool shuffled, bool restoring) {
+    return testing::errors_on_ranks(Group::in_process(2), [&](const Group& group) {
+      CollectiveAllReduceStrategy strategy(group);
+      const Scope scope = strategy.scope();
+      const Variable v = Variable::create(number(restoring ? 2 : 1), {.name = "v"});
+      InputIterator input = strategy.make_input_fn_iterator([&](const InputContext& ctx) {
+        const Dataset data = Dataset::range(100);
+        return (shuffled && ctx.input_pipeline_id() == 1 ? data.shuffle(9, 1) : data).batch(1);
+      });
+      input.initialize();
+      input.get_next();
+      Checkpoint checkpoint(folder_ / "checkpoints", {v}, {&input});
+      if (!restoring) return checkpoint.save(1);
+      const Caught error = caught([&] { checkpoint.restore(); });
+      EXPECT_EQ(v.read_value().item<float>(), 2);
+      const int64_t next = input.get_next()[0][0].item<int64_t>();
+      EXPECT_EQ(group.rank() == 0 ? next : 1, 1) << "the input is not where it was";
+      throw_error(error.code.value(), error.text);
+    });
+  };
+  job(false, false);
+  testing::expect_everywhere(job(true, true), ErrorCode::data_loss, {"another dataset"});
+}
+
+TEST_F(Resumed, JobsNeedVariablesOfOneStrategy) {
+  const auto variable = [](Strategy& strategy, const std::string& name) {
+    const Scope scope = strategy.scope();
+    return Variable::create(number(1), {.name = name});
+  };
+  MirroredStrategy one, two;
+  const Variable a = variable(one, "a"), b = variable(two, "b"), c = variable(one, "tutti.c");
+  EXPECT_ERROR(InvalidArgumentError, "no variables", Checkpoint(folder_ / "x", {}));
+  EXPECT_ERROR(InvalidArgumentError, "of two strategies", Checkpoint(folder_ / "x", {a, b}));
+  EXPECT_ERROR(InvalidArgumentError, "are taken", Checkpoint(folder_ / "x", {a, c}));
+  EXPECT_ERROR(InvalidArgumentError, "keep is 0", Checkpoint(folder_ / "x", {a}, {}, 0));
 }
 
 TEST_F(Resumed, FoldersKeepTheNewestFiles) {

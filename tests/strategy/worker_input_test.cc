@@ -151,6 +151,28 @@ TEST(WorkerInput, UnevenDataHasTheRightMean) {
   });
 }
 
+TEST(WorkerInput, FailsOnAllWorkersWhereItFailsOnOne) {
+  cpus(1);
+  const auto all = testing::errors_on_ranks(Group::in_process(3), [](const Group& group) {
+    CollectiveAllReduceStrategy strategy(group);
+    InputIterator input = strategy.make_input_fn_iterator([](const InputContext& ctx) {
+      return Dataset::range(9).batch(1).map(
+          [w = ctx.input_pipeline_id()](const std::vector<Tensor>& x) {
+            if (w == 1 && x[0].item<int64_t>() == 2) throw DataLossError("bad record");
+            return x;
+          });
+    });
+    input.initialize();
+    while (true) input.get_next();
+  });
+  EXPECT_EQ(all[1].code, ErrorCode::data_loss);
+  for (const size_t w : {0, 2}) {
+    EXPECT_EQ(all[w].code, ErrorCode::aborted);
+    EXPECT_THAT(all[w].text, ::testing::HasSubstr("the input of worker 1 failed"));
+    EXPECT_THAT(all[w].text, ::testing::HasSubstr("bad record"));
+  }
+}
+
 // C209
 TEST(WorkerInput, HasAPipelineForEachReplicaWhereAskedTo) {
   const auto data = function(
