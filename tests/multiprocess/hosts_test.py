@@ -120,6 +120,8 @@ def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), time
                 if rank not in survivors:
                     process.kill()  # it may be stopped
             job.wait_for_end()
+            gone = now() - max(event.time for event in job.events)
+            check(gone <= 3 * slower(options), f"it took {gone:.2f} s to leave")
             check(not job.find("wrong"), "a wrong result")
             for event in job.find("error") + job.find("again"):
                 expect(job, event)
