@@ -106,7 +106,7 @@ void Network::listen() {
           ears_[r].message ? transport_->test(ears_[r].message) : Transport::State::over;
       if (state == Transport::State::under_way) break;
       ears_[r].message = nullptr;
-      if (state == Transport::State::failed) {
+      if (state != Transport::State::over) {
         ears_[r].letter.reset();  // nothing more comes from there
         break;
       }

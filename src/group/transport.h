@@ -17,7 +17,7 @@ namespace tutti::group {
 class Transport {
  public:
   class Message;  // one that is under way; null: it is over already
-  enum class State { under_way, over, failed };
+  enum class State { under_way, over, failed, too_long };  // the last: for what receives it
 
   virtual ~Transport() = default;
   virtual const char* name() const = 0;

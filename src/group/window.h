@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,11 @@ struct Waiting {
   std::optional<std::chrono::steady_clock::time_point> lost =
       {};  // the connection to whom it waits for
 };
+
+// Warns of a wait that has become long, once; where its time is over, what the error says. Both
+// name those that missing() tells, or are left out where it tells nothing.
+std::string overdue(Waiting& waiting, const Description& what, uint64_t number,
+                    const std::function<std::string()>& missing);
 
 // What lies in shared memory. Atomics without locks, and no pointers.
 struct alignas(kLine) Slot {

@@ -22,8 +22,6 @@ using std::chrono::nanoseconds;
 
 // How often somebody who waits looks whether all others are still there.
 constexpr nanoseconds kLook = milliseconds(20);
-// Who is nearer to the culprit speaks first: a rank on its host, or the one that it keeps waiting.
-constexpr nanoseconds kSlack = milliseconds(400);
 // A connection that breaks, or a rank that leaves, may be followed by the reason.
 constexpr nanoseconds kReason = milliseconds(300);
 // A message on its way gets so long to arrive from a rank that has left.
@@ -33,6 +31,11 @@ constexpr nanoseconds kLast = milliseconds(500);
 constexpr nanoseconds kSettle = milliseconds(500);
 
 constexpr size_t kData = 128;  // where a greeting's data begins
+
+Waiting waiting_between_hosts(Patience patience) {
+  patience.slack = kSlackBetweenHosts;
+  return {patience};
+}
 
 }  // namespace
 
@@ -95,7 +98,7 @@ void Wire::hear(int from, const Network::Notice& notice) {
 void Wire::begin(const Description& what, Patience patience) {
   network_->listen();
   check();
-  waiting_ = {patience};
+  waiting_ = waiting_between_hosts(patience);
   what_ = what;
   ++number_;
   if (alarm_ && alarm_->load(std::memory_order_relaxed))
@@ -216,10 +219,12 @@ void Wire::await(Transport::Message*& message, const Need& need) {
     switch (transport_.test(message)) {
       case Transport::State::under_way: return false;
       case Transport::State::over: message = nullptr; return true;
-      case Transport::State::failed: break;
+      case Transport::State::failed: message = nullptr; broken(need);
+      case Transport::State::too_long: message = nullptr; break;
     }
-    message = nullptr;
-    broken(need);
+    fail(ErrorCode::data_loss,
+         fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
+                     described(need.what, need.number), name_of(need.peer)));
   };
   if (over()) return;
   // With a core for every rank, what is under way is worth a millisecond or two of looking.
@@ -279,8 +284,6 @@ void Wire::look_around(const Need& need) {
     if (!need.waiting.lost) need.waiting.lost = now;
     if (now - *need.waiting.lost > kReason) broken(need);
   }
-  const Patience& patience = need.waiting.patience;
-  const nanoseconds waited = now - *need.waiting.started;
   const auto missing = [&] {
     std::vector<int> peers;
     if (need.flight) peers = need.flight->pending();
@@ -289,16 +292,9 @@ void Wire::look_around(const Need& need) {
     for (const int peer : peers) who.push_back(name_of(peer) + "; " + progress(peer));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
-  if (patience.timeout.count() && waited >= patience.timeout + kSlack)
-    fail(ErrorCode::deadline_exceeded,
-         fmt::format("{}: waited {} for {}", described(need.what, need.number),
-                     seconds(patience.timeout), missing()));
-  if (patience.warn_after.count() && waited >= patience.warn_after && !need.waiting.warned) {
-    need.waiting.warned = true;
-    base::log(base::LogLevel::warning,
-              fmt::format("{}: has waited {} for {}", described(need.what, need.number),
-                          seconds(waited), missing()));
-  }
+  if (const std::string text = overdue(need.waiting, need.what, need.number, missing);
+      !text.empty())
+    fail(ErrorCode::deadline_exceeded, text);
 }
 
 std::string Wire::name_of(int peer) const {
@@ -345,7 +341,7 @@ void Wire::send(const Description& what, const detail::Memory& in, int64_t tag, 
   transport_.progress();
   network_->listen();
   check();
-  Waiting waiting{patience};
+  Waiting waiting = waiting_between_hosts(patience);
   const int peer = what.root;
   const Head head{tag, uint64_t(in.count) * size_of(in.dtype), in.dtype};
   const Need need{peer, what, sent_, waiting};
@@ -363,7 +359,7 @@ void Wire::recv(const Description& what, const detail::Memory& out, int64_t tag,
   transport_.progress();
   network_->listen();
   check();
-  Waiting waiting{patience};
+  Waiting waiting = waiting_between_hosts(patience);
   const int peer = what.root;
   const size_t bytes = size_t(out.count) * size_of(out.dtype);
   const auto expect = [&](DType dtype, size_t sent) {

@@ -5,6 +5,7 @@
 
 #include "group/ranks.h"
 #include "group/samples.h"
+#include "support/expect.h"
 
 namespace tutti {
 namespace {
@@ -408,6 +409,18 @@ TEST(Loss, OfAProcessNamesItAndItsAddress) {
 }
 
 // An error that only one rank can meet is told to the others before it is thrown.
+TEST(Loss, IsNotWhatAMessageThatIsTooLongIsCalled) {
+  const auto office = std::make_shared<PostOffice>();
+  const Groups groups = on_hosts(
+      2, [](int rank) { return rank; }, office);
+  // As a rank of another version might: the group's number is that of the first group of rank 0.
+  const std::vector<std::byte> longer(100);
+  office->send({0, 1, group::Network::tag(2, group::Lane::head)}, longer.data(), longer.size());
+  std::vector<float> got(1);
+  EXPECT_ERROR(DataLossError, "recv #1 (float32[1], from rank 0): rank 0 (host0:5000) sent more",
+               groups[1].recv(got, 0, 0, kLong));
+}
+
 TEST(Failure, OfOneRanksMemoryReachesTheOthers) {
   std::atomic<bool> full{false};
   Groups groups = secluded(2, {.before_block = [&](int rank) {

@@ -121,7 +121,7 @@ class PostOffice {
       const bool fits = parcel.bytes <= receiver->bytes;
       if (fits && parcel.bytes)
         std::memcpy(receiver->data, parcel.sender ? parcel.from : parcel.copy.data(), parcel.bytes);
-      receiver->state = fits ? State::over : State::failed;
+      receiver->state = fits ? State::over : State::too_long;
       if (parcel.sender) parcel.sender->state = State::over;
       box.parcels.pop_front();
       box.receivers.pop_front();

@@ -19,8 +19,6 @@ using detail::GroupCall;
 
 // What a rank sends to another at once, where it cannot be sent from where it lies.
 constexpr size_t kPart = 256 << 10;
-// The ranks of a host wait for their leader while that waits for others, which then speak first.
-constexpr std::chrono::nanoseconds kMorePatience = std::chrono::milliseconds(800);
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -458,7 +456,7 @@ void Networked::all_reduce(const Description& what, const LeafReduction& reducti
 void Networked::begin(const Description& what, Patience patience) {
   wire_.begin(what, patience);
   if (!window_) return;
-  if (!layout_.leads()) patience.slack = kMorePatience;
+  if (!layout_.leads()) patience.slack = kSlackBehindALeader;
   window_->begin(what, patience);
 }
 

@@ -144,7 +144,9 @@ class UcxTransport : public Transport {
     // A receive from a rank that is lost stays posted for ever.
     if (status == UCS_INPROGRESS) return State::under_way;
     drop(message);
-    return status == UCS_OK ? State::over : State::failed;
+    return status == UCS_OK                      ? State::over
+           : status == UCS_ERR_MESSAGE_TRUNCATED ? State::too_long
+                                                 : State::failed;
   }
 
   bool is_under_way(const Message* message) override {
