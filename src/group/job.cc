@@ -291,6 +291,8 @@ class Job {
     setenv("UCX_ERROR_SIGNALS", "", 0);
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+    // What TCP takes at once: with UCX's own 64k, a message of as much comes in two.
+    setenv("UCX_TCP_RX_SEG_SIZE", "72k", 0);
     std::string devices = settings.interfaces;
     if (devices.empty() && !std::getenv("UCX_NET_DEVICES")) {
       const std::string own = interface_of(membership_.addresses[size_t(membership_.rank)]);
