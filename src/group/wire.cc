@@ -239,6 +239,7 @@ void Wire::await(Transport::Message*& message, const Need& need) {
   Clock::time_point last = Clock::now();
   need.waiting.lost.reset();
   if (!need.waiting.started) need.waiting.started = last;
+  const Window::Elsewhere elsewhere(window_, need.what.kind);
   while (true) {
     transport_.sleep(kLook);
     if (over(transport_.advance(message))) return;

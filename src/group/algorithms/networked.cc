@@ -460,7 +460,7 @@ void Networked::all_reduce(const Description& what, const LeafReduction& reducti
 void Networked::begin(const Description& what, Patience patience) {
   wire_.begin(what, patience);
   if (!window_) return;
-  if (!layout_.leads()) patience.slack = kSlackBehindALeader;
+  if (!layout_.leads()) patience.slack = kSlackBehindAnother;
   window_->begin(what, patience);
 }
 
