@@ -644,7 +644,7 @@ void Networked::reduce_scatter(const GroupCall& call) {
     return combine(0, bytes, [&](size_t r) { return wire_.told(int(r)); });
   }
   wire_.meet(others_, window_);
-  std::vector<size_t> posted[2];
+  std::vector<size_t> posted[2], sent[2];
   Wire::Flight flight(wire_);
   const size_t parts = (bytes + kPart - 1) / kPart;
   for (size_t i = 0; i < parts + 1; ++i) {
@@ -652,11 +652,14 @@ void Networked::reduce_scatter(const GroupCall& call) {
       const size_t at = i * kPart, now = std::min(kPart, bytes - at);
       std::byte* const memory = received_[i % 2].at_least(n * kPart);
       posted[i % 2].clear();
+      // All peers have taken these, since what they sent after asking for them is here.
+      for (const size_t number : sent[i % 2]) flight.wait(number);
+      sent[i % 2].clear();
       for (const int peer : others_)
         posted[i % 2].push_back(
             flight.receive(peer, Lane::data, memory + size_t(peer) * kPart, now));
       for (const int peer : others_)
-        flight.send(peer, Lane::data, in + size_t(peer) * bytes + at, now);
+        sent[i % 2].push_back(flight.send(peer, Lane::data, in + size_t(peer) * bytes + at, now));
     }
     if (i == 0) continue;
     const size_t at = (i - 1) * kPart;
