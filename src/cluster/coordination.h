@@ -41,6 +41,9 @@ class Service {
       const = 0;  // with the port that was chosen where port 0 was asked for
   // Waits until everybody who joined has left or is lost; false where that took longer.
   virtual bool wait_until_empty(std::chrono::nanoseconds timeout) = 0;
+  // The same, without those who have been silent for some heartbeats: a job that has failed does
+  // not wait for what may be the cause.
+  virtual bool wait_until_quiet(std::chrono::nanoseconds timeout) = 0;
   // How many were turned away: wrong token, garbage that reached a method, a foreign version.
   virtual int64_t refused() const = 0;
 };

@@ -40,6 +40,8 @@ using cluster::Service;
 constexpr std::chrono::seconds kLinger{5};
 // How long a worker on a network stays for what it has sent.
 constexpr std::chrono::seconds kFarewell{1};
+// And where somebody does not answer, so that the others hear of it: they listen more often.
+constexpr std::chrono::milliseconds kLastWords{200};
 constexpr std::chrono::milliseconds kProgress{50};
 
 // Settings say "for ever" as 0.
@@ -182,25 +184,44 @@ class Job {
 
   // Says goodbye, and stays for the others where they need the service.
   void leave() {
+    bool complete = !alarm_.load();
     if (surroundings_) {
+      Network& network = *surroundings_->network;
       progress_ = {};
       // What was sent last may still be on its way to those who are about to leave, too.
-      surroundings_->network->transport().flush(kFarewell);
-      try {
-        if (!alarm_.load()) link_->exchange("farewell", "", kFarewell);
-      } catch (const Error&) {
-      }
-      surroundings_->network->listen();  // the last words of the others
-      surroundings_->network->close();
+      network.transport().flush(kFarewell);
+      complete = complete && !network.misses_somebody();
+      if (complete)
+        meet_to_leave();
+      else if (network.misses_somebody())
+        linger(network.transport(), kLastWords);
+      network.listen();  // the last words of the others
+      network.close();
     }
     link_.reset();
-    if (service_) service_->wait_until_empty(kLinger);
+    if (service_)
+      complete ? service_->wait_until_empty(kLinger) : service_->wait_until_quiet(kLinger);
     service_.reset();
     if (mpi_ && !alarm_.load()) mpi_->finalize();
   }
 
  private:
   int size() const { return int(membership_.addresses.size()); }
+
+  void meet_to_leave() {
+    try {
+      link_->exchange("farewell", "", kFarewell);
+    } catch (const Error&) {
+    }
+  }
+  static void linger(Transport& transport, std::chrono::nanoseconds time) {
+    const auto until = std::chrono::steady_clock::now() + time;
+    for (auto now = until - time; now < until; now = std::chrono::steady_clock::now()) {
+      transport.sleep(until - now);
+      transport.progress();
+    }
+  }
+
   static const ClusterModule& module() {
     return *static_cast<const ClusterModule*>(base::load_module("cluster").interface);
   }
@@ -370,6 +391,8 @@ class Job {
     setenv("UCX_ERROR_SIGNALS", "", 0);
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
+    // What TCP takes at once: with UCX's own 64k, a message of as much comes in two.
+    setenv("UCX_TCP_RX_SEG_SIZE", "72k", 0);
     std::string devices = settings.interfaces;
     if (devices.empty() && !std::getenv("UCX_NET_DEVICES")) {
       const std::string own = interface_of(membership_.addresses[size_t(membership_.rank)]);

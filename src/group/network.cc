@@ -74,7 +74,14 @@ void Network::remove(uint32_t group) {
   listeners_.erase(group);
 }
 
+void Network::note(const Notice& notice) {
+  if (!notice.left &&
+      (notice.code == ErrorCode::unavailable || notice.code == ErrorCode::deadline_exceeded))
+    misses_somebody_.store(true);
+}
+
 void Network::tell(int rank, const Notice& notice) {
+  note(notice);
   auto letter = std::make_unique<Letter>();
   *letter = {.group = notice.group,
              .left = notice.left,
@@ -99,7 +106,7 @@ void Network::listen() {
           ears_[r].message ? transport_->test(ears_[r].message) : Transport::State::over;
       if (state == Transport::State::under_way) break;
       ears_[r].message = nullptr;
-      if (state == Transport::State::failed) {
+      if (state != Transport::State::over) {
         ears_[r].letter.reset();  // nothing more comes from there
         break;
       }
@@ -110,6 +117,7 @@ void Network::listen() {
           .code = letter.code,
           .culprit = letter.culprit,
           .text = {letter.text, std::min<size_t>(letter.length, sizeof(letter.text))}};
+      note(notice);
       if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
         found->second->hear(int(r), notice);
       } else {

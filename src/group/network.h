@@ -4,6 +4,7 @@
 
 #include <tutti/error.h>
 
+#include <atomic>
 #include <deque>
 #include <list>
 #include <map>
@@ -56,16 +57,20 @@ class Network {
   void tell(int rank, const Notice& notice);
   // Hands out what has come.
   void listen();
+  // Whether an operation failed since somebody did not answer: who waits for all may wait in vain.
+  bool misses_somebody() const { return misses_somebody_.load(); }
   // Hears nothing from now on.
   void close();
 
  private:
   struct Letter;
   void post_ear(size_t rank);
+  void note(const Notice& notice);
 
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
   std::mutex mutex_;
+  std::atomic<bool> misses_somebody_{false};
   uint64_t ids_ = 0;
   std::map<uint32_t, Listener*> listeners_;
   struct Ear {

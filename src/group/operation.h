@@ -54,6 +54,10 @@ struct Patience {
   std::chrono::nanoseconds warn_after;  // 0: never
   std::chrono::nanoseconds slack{0};    // beyond the timeout, for others to speak first
 };
+// Who is nearer to the culprit speaks first: a rank on its host, then one that it keeps waiting on
+// another, then those who wait for that one.
+constexpr std::chrono::nanoseconds kSlackBetweenHosts = std::chrono::milliseconds(400);
+constexpr std::chrono::nanoseconds kSlackBehindAnother = std::chrono::milliseconds(800);
 
 // The words of errors: "all_reduce #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
 std::string described(const Description& what, uint64_t number);

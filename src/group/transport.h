@@ -17,7 +17,7 @@ namespace tutti::group {
 class Transport {
  public:
   class Message;  // one that is under way; null: it is over already
-  enum class State { under_way, over, failed };
+  enum class State { under_way, over, failed, too_long };  // the last: for what receives it
 
   virtual ~Transport() = default;
   virtual const char* name() const = 0;
@@ -35,6 +35,11 @@ class Transport {
   virtual bool cancel(Message* message) = 0;
 
   virtual void progress() = 0;
+  // Progress, and then a test.
+  virtual State advance(Message* message) {
+    progress();
+    return test(message);
+  }
   // Waits for what was sent to be on its way, so long at most.
   virtual void flush(std::chrono::nanoseconds at_most) = 0;
   // Returns when something may have happened, or after so long.

@@ -48,6 +48,24 @@ size_t role_of(Collective kind) {
 
 }  // namespace
 
+std::string overdue(Waiting& waiting, const Description& what, uint64_t number,
+                    const std::function<std::string()>& missing) {
+  const Patience& patience = waiting.patience;
+  const nanoseconds waited = Clock::now() - *waiting.started;
+  const bool over = patience.timeout.count() && waited >= patience.timeout + patience.slack;
+  const bool warn = patience.warn_after.count() && waited >= patience.warn_after && !waiting.warned;
+  if (!over && !warn) return {};
+  const std::string who = missing();
+  if (who.empty()) return {};
+  if (over)
+    return fmt::format("{}: waited {} for {}", described(what, number), seconds(patience.timeout),
+                       who);
+  waiting.warned = true;
+  base::log(base::LogLevel::warning,
+            fmt::format("{}: has waited {} for {}", described(what, number), seconds(waited), who));
+  return {};
+}
+
 // Something that another rank will do: `word` leaves `value` (sends, receives) or becomes it
 // (phases).
 struct Window::Wait {
@@ -188,28 +206,20 @@ void Window::look_around(Wait& wait) {
   }
   if (const auto failure = members_->failure())
     fail(failure->code, fmt::format("{}: {}", described(wait.what, wait.number), failure->text));
-  const Patience& patience = wait.waiting.patience;
-  const nanoseconds waited = Clock::now() - *wait.waiting.started;
+  const auto is_missing = [&](int r) {
+    return wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer;
+  };
   const auto missing = [&] {
     std::vector<std::string> who;
     for (int r = 0; r < size(); ++r)
-      if (wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer)
-        who.push_back(blame(r));
+      if (is_missing(r)) who.push_back(blame(r));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
-  if (patience.timeout.count() && waited >= patience.timeout + patience.slack) {
-    const std::string who = missing();
-    if (!who.empty())
-      fail(ErrorCode::deadline_exceeded,
-           fmt::format("{}: waited {} for {}", described(wait.what, wait.number),
-                       seconds(patience.timeout), who));
-  }
-  if (patience.warn_after.count() && waited >= patience.warn_after && !wait.waiting.warned) {
-    wait.waiting.warned = true;
-    base::log(base::LogLevel::warning,
-              fmt::format("{}: has waited {} for {}", described(wait.what, wait.number),
-                          seconds(waited), missing()));
-  }
+  for (int r = 0; r < size(); ++r)
+    if (is_missing(r) && waits_elsewhere(r)) wait.waiting.patience.slack = kSlackBehindAnother;
+  if (const std::string text = overdue(wait.waiting, wait.what, wait.number, missing);
+      !text.empty())
+    fail(ErrorCode::deadline_exceeded, text);
 }
 
 std::string Window::name_of(int rank) const {
@@ -247,6 +257,25 @@ int Window::awaited_by(int rank) const {
     if (int32_t(shown(other) - shown(rank)) < 0) return other;
   }
   return -1;
+}
+
+bool Window::waits_elsewhere(int rank) const {
+  for (int steps = 0; steps < size(); ++steps) {
+    for (const std::atomic<uint32_t>& awaited : blocks_[size_t(rank)]->awaited)
+      if (awaited.load() == Block::kElsewhere) return true;
+    rank = awaited_by(rank);
+    if (rank < 0) return false;
+  }
+  return false;
+}
+
+Window::Elsewhere::Elsewhere(Window* window, Collective kind)
+    : awaited_(window ? &window->blocks_[size_t(window->rank_)]->awaited[role_of(kind)] : nullptr) {
+  if (awaited_) awaited_->store(Block::kElsewhere);
+}
+
+Window::Elsewhere::~Elsewhere() {
+  if (awaited_) awaited_->store(0);
 }
 
 std::string Window::blame(int rank) const {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,6 +55,11 @@ struct Waiting {
       {};  // the connection to whom it waits for
 };
 
+// Warns of a wait that has become long, once; where its time is over, what the error says. Both
+// name those that missing() tells, or are left out where it tells nothing.
+std::string overdue(Waiting& waiting, const Description& what, uint64_t number,
+                    const std::function<std::string()>& missing);
+
 // What lies in shared memory. Atomics without locks, and no pointers.
 struct alignas(kLine) Slot {
   std::atomic<uint32_t> phase;  // what is shown belongs to this one
@@ -92,8 +98,9 @@ struct Block {
   std::atomic<uint32_t>
       gone;  // ranks that will never look here again; with all of them, it is free
   std::atomic<uint32_t> touching;  // this rank works on the memory of others
-  // The rank that each of this rank's threads sleeps for, and 1 more; 0: none. In a collective, a
-  // send, a recv.
+  // The rank that each of this rank's threads sleeps for, and 1 more; 0: none; kElsewhere: one that
+  // is not in the window. In a collective, a send, a recv.
+  static constexpr uint32_t kElsewhere = UINT32_MAX;
   std::atomic<uint32_t> awaited[3];
   alignas(kLine) Poison poison;  // that of rank 0 counts
   alignas(4096) std::byte areas[2][kArea];
@@ -143,6 +150,18 @@ class Window {
     bool all_done_ = false;
   };
 
+  // While this rank waits for one that is not in the window. Who waits here for this rank lets it
+  // speak first, since it knows whom to name.
+  class Elsewhere {
+   public:
+    Elsewhere(Window* window, Collective kind);  // null: there is nobody to know it
+    ~Elsewhere();
+    Elsewhere(const Elsewhere&) = delete;
+
+   private:
+    std::atomic<uint32_t>* const awaited_;
+  };
+
   // Between two ranks; `what` is a send or a recv. The other's dtype and size must be the same. A
   // thread may send and another receive while a third is in a collective.
   void send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience);
@@ -176,6 +195,7 @@ class Window {
   std::string name_of(int rank) const;   // "rank 2 (127.0.0.1:5002)"
   std::string progress(int rank) const;  // "rank 2 is at #12"
   int awaited_by(int rank) const;        // the rank it waits for; -1: for none
+  bool waits_elsewhere(int rank) const;  // or for somebody who does
   // "rank 2 (…), which waits for rank 0 (…); rank 0 is at #12"
   std::string blame(int rank) const;
   void wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const;

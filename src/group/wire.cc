@@ -22,8 +22,6 @@ using std::chrono::nanoseconds;
 
 // How often somebody who waits looks whether all others are still there.
 constexpr nanoseconds kLook = milliseconds(20);
-// Who is nearer to the culprit speaks first: a rank on its host, or the one that it keeps waiting.
-constexpr nanoseconds kSlack = milliseconds(400);
 // A connection that breaks, or a rank that leaves, may be followed by the reason.
 constexpr nanoseconds kReason = milliseconds(300);
 // A message on its way gets so long to arrive from a rank that has left.
@@ -33,6 +31,11 @@ constexpr nanoseconds kLast = milliseconds(500);
 constexpr nanoseconds kSettle = milliseconds(500);
 
 constexpr size_t kData = 128;  // where a greeting's data begins
+
+Waiting waiting_between_hosts(Patience patience) {
+  patience.slack = kSlackBetweenHosts;
+  return {patience};
+}
 
 }  // namespace
 
@@ -59,7 +62,7 @@ Wire::Wire(WireGroup group, std::shared_ptr<Network> network,
       crowded_(members_->crowded()),
       alarm_(members_->alarm()),
       greetings_(std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() *
-                                                             (kData + kSmallMessage))),
+                                                             (kData + kMostTold))),
       left_(group_.ranks.size()),
       heard_(group_.ranks.size()),
       unclaimed_(group_.ranks.size()) {
@@ -95,7 +98,7 @@ void Wire::hear(int from, const Network::Notice& notice) {
 void Wire::begin(const Description& what, Patience patience) {
   network_->listen();
   check();
-  waiting_ = {patience};
+  waiting_ = waiting_between_hosts(patience);
   what_ = what;
   ++number_;
   if (alarm_ && alarm_->load(std::memory_order_relaxed))
@@ -104,28 +107,29 @@ void Wire::begin(const Description& what, Patience patience) {
 }
 
 std::byte* Wire::greeting_to(int peer) const {
-  return greetings_.get() + 2 * size_t(peer) * (kData + kSmallMessage);
+  return greetings_.get() + 2 * size_t(peer) * (kData + kMostTold);
 }
-std::byte* Wire::greeting_from(int peer) const { return greeting_to(peer) + kData + kSmallMessage; }
+std::byte* Wire::greeting_from(int peer) const { return greeting_to(peer) + kData + kMostTold; }
 const std::byte* Wire::told(int peer) const { return greeting_from(peer) + kData; }
 std::byte* Wire::to_tell(int peer) const { return greeting_to(peer) + kData; }
 
 Wire::Greetings::Greetings(Wire& wire, std::span<const int> peers, std::span<const size_t> bytes)
     : wire_(wire), peers_(peers), hash_(wire.what_.hash()), flight_(wire) {
   const Greeting greeting{wire.number_, hash_, wire.what_};
-  for (const int peer : peers) std::memset(wire.greeting_from(peer), 0, sizeof(Greeting));
-  for (const int peer : peers)
-    flight_.receive(peer, Lane::greeting, wire.greeting_from(peer), kData + kSmallMessage);
+  // Others wait for these.
   for (size_t i = 0; i < peers.size(); ++i) {
     std::memcpy(wire.greeting_to(peers[i]), &greeting, sizeof(greeting));
     flight_.send(peers[i], Lane::greeting, wire.greeting_to(peers[i]),
                  kData + (bytes.empty() ? 0 : bytes[i]));
   }
+  for (const int peer : peers) std::memset(wire.greeting_from(peer), 0, sizeof(Greeting));
+  for (const int peer : peers)
+    flight_.receive(peer, Lane::greeting, wire.greeting_from(peer), kData + kMostTold);
 }
 
 void Wire::Greetings::finish() {
   for (size_t i = 0; i < peers_.size(); ++i) {
-    flight_.wait(i);
+    flight_.wait(peers_.size() + i);
     Greeting theirs;
     std::memcpy(&theirs, wire_.greeting_from(peers_[i]), sizeof(theirs));
     wire_.heard_[size_t(peers_[i])].store(theirs.number);
@@ -152,12 +156,20 @@ void Wire::disagree(std::span<const int> peers) {
        disagreement(number_, name_of(one), ones.what, name_of(other->first), other->second.what));
 }
 
+Wire::Flight::Flight(Wire& wire) : wire_(wire) {
+  if (wire.spare_items_.empty()) return;
+  items_ = std::move(wire.spare_items_.back());
+  wire.spare_items_.pop_back();
+}
+
 Wire::Flight::~Flight() {
   // Only where something failed is there anything left. Its memory must not be touched afterwards.
   // Receives first: they are soon done.
   for (const bool sending : {false, true})
     for (Item& item : items_)
       if (item.sending == sending) wire_.give_up(item.message);
+  items_.clear();
+  wire_.spare_items_.push_back(std::move(items_));
 }
 
 void Wire::give_up(Transport::Message* message) {
@@ -171,28 +183,23 @@ void Wire::give_up(Transport::Message* message) {
 size_t Wire::Flight::send(int peer, Lane lane, const void* data, size_t bytes) {
   items_.push_back(
       {wire_.transport_.send(wire_.outer(peer), wire_.tag(lane), data, bytes), peer, true});
-  return first_ + items_.size() - 1;
+  return items_.size() - 1;
 }
 
 size_t Wire::Flight::receive(int peer, Lane lane, void* data, size_t bytes) {
   items_.push_back(
       {wire_.transport_.receive(wire_.outer(peer), wire_.tag(lane), data, bytes), peer, false});
-  return first_ + items_.size() - 1;
+  return items_.size() - 1;
 }
 
 void Wire::Flight::wait(size_t number) {
-  if (number < first_) return;
-  Item& item = items_[number - first_];
+  Item& item = items_[number];
   if (item.message)
     wire_.await(item.message, {item.peer, wire_.what_, wire_.number_, wire_.waiting_, this});
-  while (!items_.empty() && !items_.front().message) {
-    items_.pop_front();
-    ++first_;
-  }
 }
 
 void Wire::Flight::wait_all() {
-  while (!items_.empty()) wait(first_);
+  for (; over_ < items_.size(); ++over_) wait(over_);
 }
 
 void Wire::Flight::settle(nanoseconds at_most) {
@@ -212,29 +219,30 @@ std::vector<int> Wire::Flight::pending() {
 }
 
 void Wire::await(Transport::Message*& message, const Need& need) {
-  const auto over = [&] {
-    switch (transport_.test(message)) {
+  const auto over = [&](Transport::State state) {
+    switch (state) {
       case Transport::State::under_way: return false;
       case Transport::State::over: message = nullptr; return true;
-      case Transport::State::failed: break;
+      case Transport::State::failed: message = nullptr; broken(need);
+      case Transport::State::too_long: message = nullptr; break;
     }
-    message = nullptr;
-    broken(need);
+    fail(ErrorCode::data_loss,
+         fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
+                     described(need.what, need.number), name_of(need.peer)));
   };
-  if (over()) return;
+  if (over(transport_.test(message))) return;
   // With a core for every rank, what is under way is worth a millisecond or two of looking.
   for (int i = crowded_ ? 20 : 2000; i > 0; --i) {
-    transport_.progress();
-    if (over()) return;
+    if (over(transport_.advance(message))) return;
     if (crowded_) sched_yield();
   }
   Clock::time_point last = Clock::now();
   need.waiting.lost.reset();
   if (!need.waiting.started) need.waiting.started = last;
+  const Window::Elsewhere elsewhere(window_, need.what.kind);
   while (true) {
     transport_.sleep(kLook);
-    transport_.progress();
-    if (over()) return;
+    if (over(transport_.advance(message))) return;
     if (const auto now = Clock::now(); now - last >= kLook) {
       look_around(need);
       last = now;
@@ -279,8 +287,6 @@ void Wire::look_around(const Need& need) {
     if (!need.waiting.lost) need.waiting.lost = now;
     if (now - *need.waiting.lost > kReason) broken(need);
   }
-  const Patience& patience = need.waiting.patience;
-  const nanoseconds waited = now - *need.waiting.started;
   const auto missing = [&] {
     std::vector<int> peers;
     if (need.flight) peers = need.flight->pending();
@@ -289,16 +295,9 @@ void Wire::look_around(const Need& need) {
     for (const int peer : peers) who.push_back(name_of(peer) + "; " + progress(peer));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
-  if (patience.timeout.count() && waited >= patience.timeout + kSlack)
-    fail(ErrorCode::deadline_exceeded,
-         fmt::format("{}: waited {} for {}", described(need.what, need.number),
-                     seconds(patience.timeout), missing()));
-  if (patience.warn_after.count() && waited >= patience.warn_after && !need.waiting.warned) {
-    need.waiting.warned = true;
-    base::log(base::LogLevel::warning,
-              fmt::format("{}: has waited {} for {}", described(need.what, need.number),
-                          seconds(waited), missing()));
-  }
+  if (const std::string text = overdue(need.waiting, need.what, need.number, missing);
+      !text.empty())
+    fail(ErrorCode::deadline_exceeded, text);
 }
 
 std::string Wire::name_of(int peer) const {
@@ -345,7 +344,7 @@ void Wire::send(const Description& what, const detail::Memory& in, int64_t tag, 
   transport_.progress();
   network_->listen();
   check();
-  Waiting waiting{patience};
+  Waiting waiting = waiting_between_hosts(patience);
   const int peer = what.root;
   const Head head{tag, uint64_t(in.count) * size_of(in.dtype), in.dtype};
   const Need need{peer, what, sent_, waiting};
@@ -363,7 +362,7 @@ void Wire::recv(const Description& what, const detail::Memory& out, int64_t tag,
   transport_.progress();
   network_->listen();
   check();
-  Waiting waiting{patience};
+  Waiting waiting = waiting_between_hosts(patience);
   const int peer = what.root;
   const size_t bytes = size_t(out.count) * size_of(out.dtype);
   const auto expect = [&](DType dtype, size_t sent) {

@@ -4,7 +4,6 @@
 
 #include <tutti/error.h>
 
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,8 +15,9 @@
 
 namespace tutti::group {
 
-// With so little, an operation's data travels with its greeting.
+// With so little, an operation's data travels with its greeting; and with this much at most.
 constexpr size_t kSmallMessage = 8 << 10;
+constexpr size_t kMostTold = 32 << 10;
 
 // The ranks of one group, and the number that its messages are known by.
 struct WireGroup {
@@ -42,10 +42,11 @@ class Wire final : private Network::Listener {
   // A new operation. Throws where the group has failed.
   void begin(const Description& what, Patience patience);
 
-  // Messages under way, which are waited for, or got rid of, before their memory is gone.
+  // Messages under way, which are waited for, or got rid of, before their memory is gone. For
+  // collectives: one thread at a time.
   class Flight {
    public:
-    explicit Flight(Wire& wire) : wire_(wire) {}
+    explicit Flight(Wire& wire);
     ~Flight();
     Flight(const Flight&) = delete;
 
@@ -59,14 +60,15 @@ class Wire final : private Network::Listener {
     std::vector<int> pending();
 
    private:
+    friend class Wire;
     struct Item {
       Transport::Message* message;
       int peer;
       bool sending;
     };
     Wire& wire_;
-    size_t first_ = 0;  // number of the first in items_
-    std::deque<Item> items_;
+    size_t over_ = 0;  // all before this one are
+    std::vector<Item> items_;
   };
 
   // Tells `peers` what this rank is doing, with `bytes` of to_tell(peer) for each; and hears the
@@ -83,13 +85,13 @@ class Wire final : private Network::Listener {
     Flight flight_;
   };
 
-  // At once, with fill(peer, memory) -> bytes for each, at most kSmallMessage.
+  // At once, with fill(peer, memory) -> bytes for each, at most kMostTold.
   // `neighbours` meet in their window meanwhile, where they may be in a reduction.
   template <class Fill>
   void meet(std::span<const int> peers, const Fill& fill, Window* neighbours = nullptr) {
-    std::vector<size_t> bytes;
-    for (const int peer : peers) bytes.push_back(fill(peer, to_tell(peer)));
-    meet(peers, neighbours, bytes);
+    told_bytes_.clear();
+    for (const int peer : peers) told_bytes_.push_back(fill(peer, to_tell(peer)));
+    meet(peers, neighbours, told_bytes_);
   }
   void meet(std::span<const int> peers, Window* neighbours, std::span<const size_t> bytes = {}) {
     Greetings greetings(*this, peers, bytes);
@@ -163,6 +165,9 @@ class Wire final : private Network::Listener {
   Description what_;
   Waiting waiting_{};
   std::unique_ptr<std::byte[]> greetings_;  // to and from each peer
+  // Kept, since most operations need as much as the last.
+  std::vector<size_t> told_bytes_;
+  std::vector<std::vector<Flight::Item>> spare_items_;
 
   // What peers say besides: that they failed, or that they leave.
   mutable std::mutex mutex_;

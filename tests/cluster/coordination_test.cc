@@ -492,6 +492,26 @@ TEST(Service, NeedsASoundJob) {
 
 TEST(Service, IsEmptyBeforeAnybodyJoins) { EXPECT_TRUE(serve(job_of(2))->wait_until_empty(0s)); }
 
+TEST(Service, IsQuietWhereThoseWhoAreHereAreSilent) {
+  Job job = job_of(2);
+  job.heartbeat_interval = 200ms;
+  Cluster cluster(2, 0, job);
+  Child worker({"join", cluster.service->address(), "1", "2", "20"});
+  ASSERT_EQ(worker.line(), "joined");
+  worker.send_signal(SIGSTOP);
+  EXPECT_TRUE(cluster.service->wait_until_quiet(kLong));
+  EXPECT_FALSE(cluster.service->wait_until_empty(0s));
+  worker.send_signal(SIGKILL);
+  EXPECT_TRUE(cluster.service->wait_until_empty(kLong));
+}
+
+TEST(Service, IsNotQuietWhileSomebodyIsHeard) {
+  Cluster cluster(2);
+  EXPECT_FALSE(cluster.service->wait_until_quiet(100ms));
+  cluster.connections.clear();
+  EXPECT_TRUE(cluster.service->wait_until_quiet(kLong));
+}
+
 TEST(Service, LeavesNoThreadBehind) {
   const auto cycle = [] {
     Cluster cluster(3);

@@ -182,6 +182,18 @@ TEST_P(Collectives, ReduceScatterGivesEachRankItsPart) {
   }
 }
 
+TEST(ReduceScatter, BetweenHostsHasFewMessagesUnderWay) {
+  const auto office = std::make_shared<PostOffice>();
+  const Groups groups = on_hosts(
+      3, [](int rank) { return rank; }, office);
+  on_ranks(groups, [](const Group& group) {
+    std::vector<float> in(size_t(3) << 20, float(group.rank())), out(size_t(1) << 20);  // 16 parts
+    group.reduce_scatter(in, out, ReduceOp::SUM, kLong);
+    EXPECT_EQ(out[out.size() - 1], 3.f);
+  });
+  EXPECT_LE(office->most_sends(), 3 * 2 * 2);  // of each rank two parts to two others
+}
+
 TEST_P(Collectives, AllGatherUnevenTakesWhatEachHas) {
   // By which rank has how many.
   const std::vector<std::function<int64_t(int)>> shapes{

@@ -5,6 +5,7 @@
 
 #include "group/ranks.h"
 #include "group/samples.h"
+#include "support/expect.h"
 
 namespace tutti {
 namespace {
@@ -274,6 +275,19 @@ TEST_P(Absence, IsNoticedByEveryOperation) {
   });
 }
 
+TEST(Deadline, LetsARankSpeakThatWaitsForAnotherHost) {
+  const Groups groups = on_hosts(3, [](int rank) { return rank / 2; });
+  const auto errors = errors_on_ranks(groups, [](const Group& group) {
+    std::vector<float> data(4);
+    if (group.rank() == 0) group.barrier({.timeout = std::chrono::milliseconds(500)});
+    if (group.rank() == 1) group.recv(data, 2, 0, {.timeout = std::chrono::milliseconds(300)});
+  });
+  for (const int rank : {0, 1})
+    EXPECT_THAT(
+        errors[size_t(rank)].text,
+        ::testing::StartsWith("recv #1 (float32[4], from rank 2): waited 0.3 s for rank 2"));
+}
+
 TEST(Deadline, OfZeroIsNone) {
   const Groups groups = Group::in_process(2);
   std::thread first([&] { groups[0].barrier({.timeout = milliseconds(0)}); });
@@ -408,6 +422,18 @@ TEST(Loss, OfAProcessNamesItAndItsAddress) {
 }
 
 // An error that only one rank can meet is told to the others before it is thrown.
+TEST(Loss, IsNotWhatAMessageThatIsTooLongIsCalled) {
+  const auto office = std::make_shared<PostOffice>();
+  const Groups groups = on_hosts(
+      2, [](int rank) { return rank; }, office);
+  // As a rank of another version might: the group's number is that of the first group of rank 0.
+  const std::vector<std::byte> longer(100);
+  office->send({0, 1, group::Network::tag(2, group::Lane::head)}, longer.data(), longer.size());
+  std::vector<float> got(1);
+  EXPECT_ERROR(DataLossError, "recv #1 (float32[1], from rank 0): rank 0 (host0:5000) sent more",
+               groups[1].recv(got, 0, 0, kLong));
+}
+
 TEST(Failure, OfOneRanksMemoryReachesTheOthers) {
   std::atomic<bool> full{false};
   Groups groups = secluded(2, {.before_block = [&](int rank) {

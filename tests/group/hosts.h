@@ -39,7 +39,7 @@ class PostOffice {
 
   Message* send(const Key& key, const void* data, size_t bytes) {
     std::lock_guard lock(mutex_);
-    if (lost(key.from) || lost(key.to)) return new Message{nullptr, 0, true, State::failed};
+    if (lost(key.from) || lost(key.to)) return new_send(State::failed);
     Box& box = boxes_[key];
     // What is small is taken along at once.
     Parcel& parcel = box.parcels.emplace_back();
@@ -49,7 +49,7 @@ class PostOffice {
     if (bytes <= 512) {
       parcel.copy.assign(parcel.from, parcel.from + bytes);
     } else {
-      message = parcel.sender = new Message{nullptr, 0, true};
+      message = parcel.sender = new_send(State::under_way);
     }
     deliver(key);
     return message;
@@ -64,7 +64,7 @@ class PostOffice {
   State test(Message* message) {
     std::lock_guard lock(mutex_);
     const State state = message->state;
-    if (state != State::under_way) delete message;
+    if (state != State::under_way) drop(message);
     return state;
   }
   bool is_under_way(const Message* message) {
@@ -77,7 +77,7 @@ class PostOffice {
       std::erase(box.receivers, message);
       std::erase_if(box.parcels, [&](const Parcel& parcel) { return parcel.sender == message; });
     }
-    delete message;
+    drop(message);
   }
   void sleep(std::chrono::nanoseconds at_most) {
     std::unique_lock lock(mutex_);
@@ -94,6 +94,11 @@ class PostOffice {
           if (parcel.sender) std::exchange(parcel.sender, nullptr)->state = State::failed;
     ++delivered_;
     changed_.notify_all();
+  }
+  // How many sends there were at a time that nobody had asked for yet whether they are over.
+  int most_sends() {
+    std::lock_guard lock(mutex_);
+    return most_sends_;
   }
   bool is_lost(int rank) {
     std::lock_guard lock(mutex_);
@@ -112,6 +117,14 @@ class PostOffice {
     std::deque<Message*> receivers;
   };
 
+  Message* new_send(State state) {
+    most_sends_ = std::max(most_sends_, ++sends_);
+    return new Message{nullptr, 0, true, state};
+  }
+  void drop(Message* message) {
+    sends_ -= message->sending;
+    delete message;
+  }
   bool lost(int rank) const { return std::ranges::find(lost_, rank) != lost_.end(); }
   void deliver(const Key& key) {
     Box& box = boxes_[key];
@@ -121,7 +134,7 @@ class PostOffice {
       const bool fits = parcel.bytes <= receiver->bytes;
       if (fits && parcel.bytes)
         std::memcpy(receiver->data, parcel.sender ? parcel.from : parcel.copy.data(), parcel.bytes);
-      receiver->state = fits ? State::over : State::failed;
+      receiver->state = fits ? State::over : State::too_long;
       if (parcel.sender) parcel.sender->state = State::over;
       box.parcels.pop_front();
       box.receivers.pop_front();
@@ -134,6 +147,7 @@ class PostOffice {
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t delivered_ = 0;
+  int sends_ = 0, most_sends_ = 0;
   std::map<Key, Box> boxes_;
   std::vector<int> lost_;
 };

@@ -94,8 +94,9 @@ struct Sample {
 inline std::set<int64_t> few_counts(int n) { return {0, 1, n - 1, n, n + 1, 1000}; }
 inline std::set<int64_t> threshold_counts(DType dtype, int n) {
   std::set<int64_t> counts;
-  for (const size_t bytes : {size_t(48), size_t(8) << 10, size_t(64) << 10, size_t(256) << 10,
-                             size_t(512) << 10, (size_t(512) << 10) / size_t(n) / 64 * 64})
+  for (const size_t bytes :
+       {size_t(48), size_t(8) << 10, size_t(32) << 10, size_t(64) << 10, size_t(256) << 10,
+        size_t(512) << 10, (size_t(512) << 10) / size_t(n) / 64 * 64})
     for (const int64_t more : {-1, 0, 1}) counts.insert(int64_t(bytes / size_of(dtype)) + more);
   counts.insert(int64_t((size_t(1600) << 10) / size_of(dtype)) + 3);
   return counts;

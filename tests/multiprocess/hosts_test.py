@@ -50,13 +50,9 @@ def the_mixture_is_exact(options):
 
 
 def the_contract_holds(options):
-    program = os.path.join(options.build, "tests", "consumer", "contract", "group")
-    if not os.path.exists(program):
-        return "not tried: the contract's programs are not built; ctest -L consumer does that"
     for host_of in (layout(2, 2), layout(3, 2)):
         with HostsJob(options, host_of) as job:
-            # With the library that this build has, which may be newer than the installed one.
-            job.start_workers([program], {"LD_LIBRARY_PATH": os.path.join(options.build, "src")})
+            job.start_workers([job.program("contract_group")])
             job.expect_all_well()
 
 
@@ -124,6 +120,8 @@ def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), time
                 if rank not in survivors:
                     process.kill()  # it may be stopped
             job.wait_for_end()
+            gone = now() - max(event.time for event in job.events)
+            check(gone <= 3 * slower(options), f"it took {gone:.2f} s to leave")
             check(not job.find("wrong"), "a wrong result")
             for event in job.find("error") + job.find("again"):
                 expect(job, event)

@@ -66,7 +66,7 @@ class Cases {
 
  private:
   static constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float64};
-  static constexpr int64_t kCounts[] = {1, 1000, 3000, 100'000, 700'001};
+  static constexpr int64_t kCounts[] = {1, 1000, 3000, 8000, 100'000, 700'001};
 
   // A copy of what this rank has.
   Tensor data(int64_t count, DType dtype) {

@@ -24,6 +24,7 @@ class FakeService final : public tutti::cluster::Service {
   ~FakeService() override { note("end"); }
   std::string address() const override { return address_; }
   bool wait_until_empty(std::chrono::nanoseconds) override { return true; }
+  bool wait_until_quiet(std::chrono::nanoseconds) override { return true; }
   int64_t refused() const override { return 0; }
 
  private:

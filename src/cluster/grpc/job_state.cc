@@ -278,6 +278,13 @@ bool JobState::empty() const {
                               [](const Member& m) { return m.presence == Presence::here; });
 }
 
+JobState::Time JobState::quiet_at() const {
+  Time last = {};
+  for (const Member& member : members_)
+    if (member.presence == Presence::here) last = std::max(last, member.last_heard);
+  return last + 5 * heartbeat_interval(job_) / 2;  // one may be late
+}
+
 bool JobState::everybody_else_left(int rank) const {
   int left = 0;
   for (int other = 0; other < static_cast<int>(members_.size()); ++other)

@@ -40,6 +40,8 @@ class JobState {
   Time next_tick() const;
 
   bool empty() const;  // nobody is here: all who came have left or are lost
+  // When all who are here will have been silent for longer than heartbeats are apart.
+  Time quiet_at() const;
 
  private:
   enum class Presence { absent, here, left, lost };

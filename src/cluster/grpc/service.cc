@@ -73,6 +73,19 @@ class GrpcService final : public Service,
     return changed_.wait_until(lock, deadline_after(timeout), [&] { return state_.empty(); });
   }
 
+  bool wait_until_quiet(std::chrono::nanoseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    const auto deadline = deadline_after(timeout);
+    while (!state_.empty()) {
+      const auto quiet = state_.quiet_at();
+      const auto now = Clock::now();
+      if (now >= quiet) return true;
+      if (now >= deadline) return false;
+      changed_.wait_until(lock, std::min(quiet, deadline));
+    }
+    return true;
+  }
+
   int64_t refused() const override {
     std::lock_guard lock(mutex_);
     return refused_;

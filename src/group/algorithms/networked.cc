@@ -19,8 +19,8 @@ using detail::GroupCall;
 
 // What a rank sends to another at once, where it cannot be sent from where it lies.
 constexpr size_t kPart = 256 << 10;
-// The ranks of a host wait for their leader while that waits for others, which then speak first.
-constexpr std::chrono::nanoseconds kMorePatience = std::chrono::milliseconds(800);
+// So few hosts send all they have to each other, where that is not much.
+constexpr size_t kFew = 4;
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -38,8 +38,10 @@ Layout::Layout(const std::vector<std::string>& names, int r) : rank(r) {
 
 Networked::Networked(Wire& wire, const Layout& layout, Window* window, Staging staging)
     : wire_(wire), layout_(layout), window_(window), staging_(staging) {
-  for (int r = 0; r < wire.size(); ++r)
+  for (int r = 0; r < wire.size(); ++r) {
+    everybody_.push_back(r);
     if (r != wire.rank()) others_.push_back(r);
+  }
   for (int h = 0; h < int(layout.hosts.size()); ++h)
     if (h != layout.my_host()) leaders_.push_back(layout.leader(h));
 }
@@ -106,7 +108,7 @@ class Networked::Reducer {
     small_ = stream_.bytes() * std::max(values, stream_.most_leaves()) <= kSmallMessage;
     // A little is soonest summed by every host: one hop instead of two.
     whole_ = small_ || (hosts_ == 2 && values == 1 && stream_.bytes() <= kPart) ||
-             (hosts_ <= 4 && stream_.bytes() <= kPart / 4);
+             (hosts_ <= kFew && stream_.bytes() <= kPart / 4);
     const bool shared =
         std::ranges::any_of(layout_.hosts, [](const auto& ranks) { return ranks.size() > 1; });
     slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
@@ -458,8 +460,36 @@ void Networked::all_reduce(const Description& what, const LeafReduction& reducti
 void Networked::begin(const Description& what, Patience patience) {
   wire_.begin(what, patience);
   if (!window_) return;
-  if (!layout_.leads()) patience.slack = kMorePatience;
+  if (!layout_.leads()) patience.slack = kSlackBehindAnother;
   window_->begin(what, patience);
+}
+
+// Whether ranks that are alone on their hosts tell each other all of it with their greetings: there
+// is nothing to be cut, and no message besides.
+bool Networked::is_soon_told(size_t bytes) const {
+  const size_t hosts = layout_.hosts.size();
+  return hosts == everybody_.size() &&
+         rounded_up(bytes) <= (hosts <= kFew ? kMostTold : kSmallMessage);
+}
+
+void Networked::all_at_once(const GroupCall& call, bool wanted) {
+  const size_t bytes = size_in_bytes(call.in);
+  wire_.meet(others_, [&](int, std::byte* to) {
+    copy_bytes(to, call.in.data, bytes);
+    return bytes;
+  });
+  if (!wanted || !bytes) return;
+  leaves_.clear();
+  for (const int r : everybody_)
+    leaves_.push_back(r == wire_.rank() ? call.in.data : wire_.told(r));
+  void* const out = call.out.data;
+  kernels::reduce_here({.inputs = leaves_,
+                        .outputs = {&out, 1},
+                        .count = call.in.count,
+                        .dtype = call.in.dtype,
+                        .op = call.op,
+                        .divisor = int64_t(everybody_.size())},
+                       false);
 }
 
 void Networked::run(const Description& what, const GroupCall& call, Patience patience) {
@@ -471,9 +501,10 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
     void* const out = call.out.data;
     const bool wanted = what.kind == Collective::all_reduce || me == root;
     const Piece piece{{&in, 1}, {&out, size_t(wanted ? 1 : 0)}, call.in.count, call.in.dtype};
-    std::vector<int> owners(static_cast<size_t>(n));
-    for (int r = 0; r < n; ++r) owners[size_t(r)] = r;
-    return all_reduce(what, {{&piece, 1}, owners, call.op}, patience);
+    if (!is_soon_told(size_in_bytes(call.in)))
+      return all_reduce(what, {{&piece, 1}, everybody_, call.op}, patience);
+    begin(what, patience);
+    return all_at_once(call, wanted);
   }
 
   begin(what, patience);
@@ -613,7 +644,7 @@ void Networked::reduce_scatter(const GroupCall& call) {
     return combine(0, bytes, [&](size_t r) { return wire_.told(int(r)); });
   }
   wire_.meet(others_, window_);
-  std::vector<size_t> posted[2];
+  std::vector<size_t> posted[2], sent[2];
   Wire::Flight flight(wire_);
   const size_t parts = (bytes + kPart - 1) / kPart;
   for (size_t i = 0; i < parts + 1; ++i) {
@@ -621,11 +652,14 @@ void Networked::reduce_scatter(const GroupCall& call) {
       const size_t at = i * kPart, now = std::min(kPart, bytes - at);
       std::byte* const memory = received_[i % 2].at_least(n * kPart);
       posted[i % 2].clear();
+      // All peers have taken these, since what they sent after asking for them is here.
+      for (const size_t number : sent[i % 2]) flight.wait(number);
+      sent[i % 2].clear();
       for (const int peer : others_)
         posted[i % 2].push_back(
             flight.receive(peer, Lane::data, memory + size_t(peer) * kPart, now));
       for (const int peer : others_)
-        flight.send(peer, Lane::data, in + size_t(peer) * bytes + at, now);
+        sent[i % 2].push_back(flight.send(peer, Lane::data, in + size_t(peer) * bytes + at, now));
     }
     if (i == 0) continue;
     const size_t at = (i - 1) * kPart;

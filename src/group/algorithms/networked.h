@@ -88,6 +88,8 @@ class Networked {
   };
 
   void begin(const Description& what, Patience patience);
+  bool is_soon_told(size_t bytes) const;
+  void all_at_once(const detail::GroupCall& call, bool wanted);
   void broadcast(std::byte* data, size_t bytes, int root);
   void reduce_scatter(const detail::GroupCall& call);
 
@@ -98,8 +100,10 @@ class Networked {
   Scratch own_staging_;  // where no window is
   std::array<Scratch, kBlocks> received_;
   Cut cut_;
+  std::vector<int> everybody_;
   std::vector<int> others_;   // all ranks but this
   std::vector<int> leaders_;  // of the other hosts
+  std::vector<const void*> leaves_;
 };
 
 }  // namespace tutti::group

@@ -112,7 +112,10 @@ class MpiTransport : public Transport {
     const int status = MPI_Test(&message->request, &done, MPI_STATUS_IGNORE);
     if (status == MPI_SUCCESS && !done) return State::under_way;
     delete message;
-    return status == MPI_SUCCESS ? State::over : State::failed;
+    if (status == MPI_SUCCESS) return State::over;
+    int kind = MPI_ERR_OTHER;
+    MPI_Error_class(status, &kind);
+    return kind == MPI_ERR_TRUNCATE ? State::too_long : State::failed;
   }
   bool is_under_way(const Message* message) override {
     std::lock_guard lock(mutex);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <mutex>
 
 #include "base/module.h"
@@ -139,12 +140,12 @@ class UcxTransport : public Transport {
   State test(Message* message) override {
     if (!message) return State::over;
     std::lock_guard lock(mutex_);
-    const ucs_status_t status =
-        message->request ? ucp_request_check_status(message->request) : UCS_ERR_CONNECTION_RESET;
-    // A receive from a rank that is lost stays posted for ever.
-    if (status == UCS_INPROGRESS) return State::under_way;
-    drop(message);
-    return status == UCS_OK ? State::over : State::failed;
+    return test_locked(message);
+  }
+  State advance(Message* message) override {
+    std::lock_guard lock(mutex_);
+    progress_locked();
+    return message ? test_locked(message) : State::over;
   }
 
   bool is_under_way(const Message* message) override {
@@ -176,12 +177,7 @@ class UcxTransport : public Transport {
 
   void progress() override {
     std::lock_guard lock(mutex_);
-    const unsigned happened = ucp_worker_progress(ucx_->worker());
-    // Others may sleep for what this thread has just handled.
-    if (happened && sleepers_.load(std::memory_order_relaxed) > 0) {
-      const uint64_t one = 1;
-      [[maybe_unused]] const ssize_t written = write(ucx_->wake(), &one, sizeof(one));
-    }
+    progress_locked();
   }
 
   void sleep(std::chrono::nanoseconds at_most) override {
@@ -223,14 +219,36 @@ class UcxTransport : public Transport {
 
   static uint64_t full(uint64_t tag, int from) { return tag << 32 | uint32_t(from); }
 
-  static Message* message(void* request, int peer, bool sending) {
+  Message* message(void* request, int peer, bool sending) {
     if (request == nullptr) return nullptr;
     if (UCS_PTR_IS_ERR(request)) request = nullptr;
-    return new Message{request, peer, sending};
+    if (free_.empty()) free_.push_back(&messages_.emplace_back());
+    Message* const message = free_.back();
+    free_.pop_back();
+    *message = {request, peer, sending};
+    return message;
   }
-  static void drop(Message* message) {
+  void drop(Message* message) {
     if (message->request) ucp_request_free(message->request);
-    delete message;
+    free_.push_back(message);
+  }
+  State test_locked(Message* message) {
+    const ucs_status_t status =
+        message->request ? ucp_request_check_status(message->request) : UCS_ERR_CONNECTION_RESET;
+    // A receive from a rank that is lost stays posted for ever.
+    if (status == UCS_INPROGRESS) return State::under_way;
+    drop(message);
+    return status == UCS_OK                      ? State::over
+           : status == UCS_ERR_MESSAGE_TRUNCATED ? State::too_long
+                                                 : State::failed;
+  }
+  void progress_locked() {
+    const unsigned happened = ucp_worker_progress(ucx_->worker());
+    // Others may sleep for what this thread has just handled.
+    if (happened && sleepers_.load(std::memory_order_relaxed) > 0) {
+      const uint64_t one = 1;
+      [[maybe_unused]] const ssize_t written = write(ucx_->wake(), &one, sizeof(one));
+    }
   }
   bool progress_until_done(Message* message, Clock::time_point until) {
     while (ucp_request_check_status(message->request) == UCS_INPROGRESS) {
@@ -256,7 +274,9 @@ class UcxTransport : public Transport {
   const std::shared_ptr<Ucx> ucx_;
   const int rank_;
   std::vector<Peer> peers_;
-  std::mutex mutex_;  // UCX serves one thread at a time
+  std::mutex mutex_;              // UCX serves one thread at a time
+  std::deque<Message> messages_;  // all that were ever under way at once
+  std::vector<Message*> free_;
   std::atomic<int> sleepers_{0};
   Clock::time_point patience_until_{};
 };
