@@ -24,9 +24,11 @@ using std::chrono::nanoseconds;
 constexpr nanoseconds kNap = std::chrono::milliseconds(20);
 
 // Who yields to a thread that computes gets the core back only when that one's slice is over; who
-// sleeps gets it back when woken. So a yield of this length is the last one for a while.
+// sleeps gets it back when woken. So a yield of this length is the last one for a while: a short
+// one, since it may have been a hiccup, and twice as long each time that it is no better after it.
 constexpr nanoseconds kLongYield = std::chrono::microseconds(500);
-constexpr nanoseconds kNoYield = std::chrono::milliseconds(100);
+constexpr nanoseconds kNoYield = std::chrono::milliseconds(1);
+constexpr nanoseconds kLongestNoYield = std::chrono::milliseconds(128);
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<uint64_t>::is_always_lock_free);
@@ -152,7 +154,12 @@ bool Window::yield_until(auto over) {
     if (over()) return true;
     const Clock::time_point now = Clock::now();
     if (now - before > kLongYield) {
-      no_yield_before_.store(now + kNoYield, std::memory_order_relaxed);
+      const Clock::time_point last = no_yield_before_.load(std::memory_order_relaxed);
+      const nanoseconds pause = no_yield_for_.load(std::memory_order_relaxed);
+      const nanoseconds next =
+          now - last < pause * 4 ? std::min(pause * 2, kLongestNoYield) : kNoYield;
+      no_yield_for_.store(next, std::memory_order_relaxed);
+      no_yield_before_.store(now + next, std::memory_order_relaxed);
       return false;
     }
     before = now;

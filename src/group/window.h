@@ -205,6 +205,7 @@ class Window {
   const std::shared_ptr<const Members> members_;
   const bool crowded_;  // more ranks than cores
   std::atomic<std::chrono::steady_clock::time_point> no_yield_before_{};
+  std::atomic<std::chrono::nanoseconds> no_yield_for_{};  // the last time
   const std::atomic<bool>* const alarm_;
   uint64_t number_ = 0;  // of the collective
   uint64_t sent_ = 0, received_ = 0;
