@@ -167,6 +167,26 @@ TEST_P(Collective, KeepsTheOrderOfDenseAndSparseValues) {
   });
 }
 
+// C038, C043: a list, with results on the devices that its values are on.
+TEST_P(Collective, LeavesResultsOnTheDevicesOfTheValues) {
+  on_workers([&](CollectiveAllReduce& ops, size_t worker) {
+    std::vector<ValueDestinationPair> pairs;
+    for (const float x : {1.f, 2.f}) {
+      const auto value = local(worker, [x](size_t, const std::string& device) {
+        return Value(IndexedSlices{Tensor::of<float>({x}, device),
+                                   Tensor::of<int64_t>({int64_t(x)}, device), Shape{5}});
+      });
+      pairs.emplace_back(value, value);
+    }
+    const auto got = ops.batch_reduce(ReduceOp::SUM, pairs);
+    for (size_t k = 0; k < 2; ++k) {
+      EXPECT_EQ(got[k].devices(), cpus(devices));
+      for (const Value& v : got[k])
+        EXPECT_EQ(v.slices().to_dense().to_vector<float>()[k + 1], float(k + 1) * float(replicas));
+    }
+  });
+}
+
 TEST_P(Collective, AddsSlicesAsDenseWhereAskedTo) {
   on_workers([&](CollectiveAllReduce& ops, size_t worker) {
     const auto value = local(worker, [](size_t, const std::string& device) {

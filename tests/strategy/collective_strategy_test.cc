@@ -73,7 +73,7 @@ TEST_P(Workers, HaveReplicasThatAreNumberedWorkerByWorker) {
   });
 }
 
-// C035, C037, C182, C223
+// C035, C037, C182
 TEST_P(Workers, MeetInReplicaFunctions) {
   on_all([&](CollectiveAllReduceStrategy& strategy, int) {
     strategy.run([&](ReplicaContext& ctx) {
@@ -133,7 +133,7 @@ TEST_P(Workers, ReduceAPlainTensorOverThemselves) {
   });
 }
 
-// C224, C232
+// C224
 TEST_P(Workers, StartVariablesFromTheChiefsValue) {
   on_all([&](CollectiveAllReduceStrategy& strategy, int worker) {
     const Scope scope = strategy.scope();
@@ -242,6 +242,41 @@ TEST_F(Job, EndsOnAllWorkersWhereAReplicaThrows) {
       EXPECT_EQ(error.code, ErrorCode::aborted);
       EXPECT_THAT(error.text, HasSubstr("replica 3: no more memory"));
     }
+}
+
+// C232: 20 strategies one after another, each time with another worker as the chief.
+TEST_F(Job, MayBeMadeManyTimesWithChangingRanks) {
+  on_ranks(Group::in_process(5), [](const Group& all) {
+    for (int i = 0; i < 20; ++i) {
+      const Group group = all.split(0, (all.rank() + i) % 5);
+      CollectiveAllReduceStrategy strategy(group);
+      const Scope scope = strategy.scope();
+      EXPECT_EQ(strategy.reduce(ReduceOp::MEAN, number(group.rank())).item<float>(), 2);
+      const Variable v = Variable::create(number(all.rank()));
+      EXPECT_EQ(v.read_value().item<float>(), float((5 - i % 5) % 5)) << "of the chief";
+    }
+  });
+}
+
+// C223: what all workers fit together comes out, and gets better on the way.
+TEST_F(Job, LearnsTogether) {
+  on_workers(3, 2, [](CollectiveAllReduceStrategy& strategy, int) {
+    const Scope scope = strategy.scope();
+    const Variable w = Variable::create(number(0), {.aggregation = Aggregation::MEAN});
+    float before = std::numeric_limits<float>::max();
+    for (int step = 0; step < 10; ++step) {
+      const PerReplica<Tensor> losses = strategy.run([&](ReplicaContext& ctx) {
+        const float x = 1 + float(ctx.replica_id_in_sync_group()) / 6;
+        const float error = w.read_value().item<float>() * x - 3 * x;
+        w.assign_sub(number(0.2 * error * x, ctx.device()));
+        return number(error * error, ctx.device());
+      });
+      const float loss = strategy.reduce(ReduceOp::MEAN, losses).item<float>();
+      EXPECT_LT(loss, before);
+      before = loss;
+    }
+    EXPECT_NEAR(w.read_value().item<float>(), 3, 0.2);
+  });
 }
 
 TEST_F(Job, NamesTheWorkerThatAsksForSomethingElse) {
