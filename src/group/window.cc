@@ -101,8 +101,10 @@ Window::~Window() {
 void Window::begin(const Description& what, Patience patience) {
   if (blocks_[0]->poison.state.load(std::memory_order_relaxed) != 0) check();
   waiting_ = {patience};
-  what_ = what;
-  hash_ = what.hash();
+  if (!(what == what_)) {  // most are like the one before
+    what_ = what;
+    hash_ = what.hash();
+  }
   if (alarm_ && alarm_->load(std::memory_order_relaxed))
     if (const auto failure = members_->failure())
       fail(failure->code, fmt::format("{}: {}", described(what, number_ + 1), failure->text));
@@ -170,6 +172,9 @@ bool Window::yield_until(auto over) {
 void Window::await(Wait& wait) {
   const auto over = [&] { return wait.over(wait.word.load(std::memory_order_acquire)); };
   // With a core for every rank the other is on its way. Else it may need this core to get there.
+  // A pause takes longer than a line from another core, so the first looks go without.
+  for (int i = crowded_ ? 0 : 200; i > 0; --i)
+    if (over()) return;
   for (int i = crowded_ ? 50 : 2000; i > 0; --i) {
     base::pause();
     if (over()) return;

@@ -211,7 +211,7 @@ class Window {
   uint64_t sent_ = 0, received_ = 0;
   uint32_t phase_ = 0;
   Description what_;
-  uint64_t hash_ = 0;
+  uint64_t hash_ = what_.hash();
   Waiting waiting_{};
   std::vector<std::vector<Message>> unclaimed_;  // messages by sender, received before their turn
 };

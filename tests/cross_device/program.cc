@@ -4,6 +4,8 @@
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <thread>
+#include <vector>
 
 using namespace tutti;
 
@@ -17,6 +19,18 @@ int main(int, char** argv) {
   try {
     if (what == "nccl") {
       NcclAllReduce().reduce(ReduceOp::SUM, floats, floats);
+      return 0;
+    }
+    if (what == "sparse") {  // six rows of a tensor of two
+      const std::vector<Group> ranks = Group::in_process(2);
+      std::vector<std::thread> threads;
+      for (const Group& rank : ranks)
+        threads.emplace_back([rank] {
+          const IndexedSlices rows{Tensor::of<float>({1, 2, 3}), Tensor::of<int64_t>({0, 1, 0}),
+                                   Shape{2}};
+          CollectiveAllReduce({"/cpu:0"}, rank).reduce(ReduceOp::SUM, rows, rows);
+        });
+      for (std::thread& thread : threads) thread.join();
       return 0;
     }
     HierarchicalCopyAllReduce hierarchical(/*num_packs=*/8);

@@ -36,6 +36,20 @@ class TimelineFile {
 constexpr const char* kCpu0 = "/job:localhost/replica:0/task:0/device:CPU:0";
 constexpr const char* kCpu1 = "/job:localhost/replica:0/task:0/device:CPU:1";
 
+TEST(Timeline, AdvisesToAddSlicesAsDenseWhereThatIsCheaper) {
+  TimelineFile file;
+  const auto program = run_program(file.setting(), "sparse");
+  ASSERT_EQ(program.status, 0) << program.output;
+  int advised = 0;
+  for (const json& event : json::parse(file.text()))
+    if (event["name"] == "reduce") {
+      EXPECT_EQ(event["args"].value("advice", ""),
+                "6 rows of a tensor of 2 travel: sparse_as_dense would be cheaper");
+      ++advised;
+    }
+  EXPECT_EQ(advised, 2);
+}
+
 TEST(Timeline, DescribesEveryOperation) {
   TimelineFile file;
   const auto program = run_program(file.setting(), "all");
