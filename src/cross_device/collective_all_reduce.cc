@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <mutex>
 #include <numeric>
-#include <ranges>
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/time_left.h"
 #include "cross_device/fused.h"
 #include "cross_device/packing.h"
 #include "group/group_impl.h"
@@ -23,27 +23,17 @@ using detail::Device;
 using detail::GroupAccess;
 using detail::TensorAccess;
 
-// The options of a call that is several operations of the group: they share its timeout.
+// The time that a call has, shared by its operations.
 class Budget {
  public:
-  explicit Budget(const CommunicationOptions& options)
-      : options_(options), start_(std::chrono::steady_clock::now()) {
-    if (!options_.timeout) options_.timeout = base::settings().timeout;
+  explicit Budget(const CommunicationOptions& options) : options_(options) {
+    options_.bytes_per_pack = 0;  // seen to here
   }
-
-  CommunicationOptions left() const {
-    CommunicationOptions options = options_;
-    options.bytes_per_pack = 0;
-    if (options.timeout->count() > 0)  // 0 is for ever
-      options.timeout = std::max<std::chrono::nanoseconds>(
-          *options.timeout - (std::chrono::steady_clock::now() - start_),
-          std::chrono::nanoseconds(1));
-    return options;
-  }
+  CommunicationOptions left() const { return base::left_of(options_, began_); }
 
  private:
   CommunicationOptions options_;
-  std::chrono::steady_clock::time_point start_;
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
 // Dense values with as many components each, on their way through the group.
@@ -66,7 +56,7 @@ constexpr size_t kHeader = sizeof(SlicesHeader) / sizeof(int64_t);
 SlicesHeader header_of(ReduceOp op, const IndexedSlices& slices) {
   const Shape& shape = slices.values.shape();
   auto kind = uint64_t(slices.dtype());
-  for (const int64_t extent : std::views::drop(shape, 1))
+  for (const int64_t extent : shape.extents().subspan(1))
     kind = group::mixed(kind, uint64_t(extent));
   return {.rows = shape[0],
           .wide_indices = slices.indices.dtype() == DType::int64,
@@ -77,7 +67,7 @@ SlicesHeader header_of(ReduceOp op, const IndexedSlices& slices) {
 
 int64_t row_size(const Tensor& tensor) {
   int64_t size = 1;
-  for (const int64_t extent : std::views::drop(tensor.shape(), 1)) size *= extent;
+  for (const int64_t extent : tensor.shape().extents().subspan(1)) size *= extent;
   return size;
 }
 
@@ -119,7 +109,8 @@ struct CollectiveAllReduce::State {
     std::vector<group::Piece> pieces;
     std::vector<int64_t> bytes;
     // The gradients of the last layers come first, since they are ready first.
-    for (Dense& dense : std::views::reverse(values)) {
+    for (size_t i = values.size(); i-- > 0;) {
+      Dense& dense = values[i];
       for (const Tensor& input : dense.inputs) dense.from.push_back(input.const_data());
       for (const Tensor& output : dense.outputs) dense.to.push_back(TensorAccess::data(output));
       pieces.push_back(

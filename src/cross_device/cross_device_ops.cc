@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <ranges>
+#include <numeric>
 #include <typeinfo>
 
 #include "base/context.h"
@@ -175,8 +175,8 @@ Mirrored<Value> all_rows(const Mirrored<Value>& result) {
   return result.map([](const Value& v) {
     const Tensor& tensor = v.tensor();
     const Tensor rows = Tensor::empty({tensor.shape()[0]}, DType::int64, tensor.device());
-    std::ranges::iota_view<int64_t, int64_t> numbers(0, tensor.shape()[0]);
-    std::ranges::copy(numbers, rows.span<int64_t>().begin());
+    const std::span<int64_t> numbers = rows.span<int64_t>();
+    std::iota(numbers.begin(), numbers.end(), 0);
     return Value(IndexedSlices{tensor, rows, tensor.shape()});
   });
 }

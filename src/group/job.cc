@@ -125,8 +125,8 @@ class Job {
       for (size_t r = 0; r < all.size(); ++r)
         if (const std::string theirs = all[r].substr(all[r].find('\n') + 1); theirs != purpose)
           throw InvalidArgumentError(fmt::format(
-              "the {}th group of this job is for {} on rank {}, and for {} on rank {}: all workers "
-              "make their strategies and groups in the same order",
+              "group {} of this job is for {} on rank {}, and for {} on rank {}: all workers make "
+              "their strategies and groups in the same order",
               number + 1, purpose, membership_.rank, theirs, r));
       return all;
     };

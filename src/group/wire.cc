@@ -148,12 +148,12 @@ void Wire::disagree(std::span<const int> peers) {
     std::memcpy(&theirs, greeting_from(peer), sizeof(theirs));
     if (theirs.number) all[peer] = theirs;
   }
-  const auto& [one, ones] = *all.begin();
+  const auto one = all.begin();
   const auto other = std::ranges::find_if(all, [&](const auto& entry) {
-    return entry.second.hash != ones.hash || entry.second.number != ones.number;
+    return entry.second.hash != one->second.hash || entry.second.number != one->second.number;
   });
-  fail(ErrorCode::invalid_argument,
-       disagreement(number_, name_of(one), ones.what, name_of(other->first), other->second.what));
+  fail(ErrorCode::invalid_argument, disagreement(number_, name_of(one->first), one->second.what,
+                                                 name_of(other->first), other->second.what));
 }
 
 Wire::Flight::Flight(Wire& wire) : wire_(wire) {

@@ -2,7 +2,7 @@
 #include <tutti/error.h>
 #include <tutti/strategy.h>
 
-#include "base/settings.h"
+#include "base/time_left.h"
 #include "cross_device/weighted.h"
 #include "strategy/replica_group.h"
 
@@ -15,14 +15,9 @@ using Clock = std::chrono::steady_clock;
 // The options of a call, less the time that its replicas have spent on waiting for each other.
 template <class Slot>
 CommunicationOptions left_of(const CommunicationOptions& options, std::span<void* const> slots) {
-  auto start = Clock::time_point::max();
-  for (const void* slot : slots) start = std::min(start, Slot::of(slot).start);
-  const std::chrono::nanoseconds timeout = options.timeout.value_or(base::settings().timeout);
-  CommunicationOptions left = options;
-  if (timeout.count() > 0)  // 0 is for ever
-    left.timeout = std::max<std::chrono::nanoseconds>(timeout - (Clock::now() - start),
-                                                      std::chrono::nanoseconds(1));
-  return left;
+  auto began = Clock::time_point::max();
+  for (const void* slot : slots) began = std::min(began, Slot::of(slot).began);
+  return base::left_of(options, began);
 }
 
 // What a replica brings to all_reduce, and takes from it.
@@ -31,7 +26,7 @@ struct AllReduce {
   const std::vector<Value>& values;
   const AllReduceOptions& options;
   std::vector<Value> results = {};
-  Clock::time_point start = Clock::now();
+  Clock::time_point began = Clock::now();
 
   static const AllReduce& of(const void* slot) { return *static_cast<const AllReduce*>(slot); }
 
@@ -81,7 +76,7 @@ struct AllGather {
   int64_t axis;
   const CommunicationOptions& options;
   std::vector<Tensor> results = {};
-  Clock::time_point start = Clock::now();
+  Clock::time_point began = Clock::now();
 
   static const AllGather& of(const void* slot) { return *static_cast<const AllGather*>(slot); }
 

@@ -164,6 +164,19 @@ input::Layout layout_of(const StrategyExtended& extended, bool own_data) {
   return layout;
 }
 
+// The function of a user may throw on one worker: then all of them do.
+std::shared_ptr<const detail::InputSource> from_function(const StrategyExtended& extended,
+                                                         const InputFn& input_fn,
+                                                         const InputOptions& options) {
+  std::shared_ptr<const detail::InputSource> source;
+  const auto make = [&] {
+    source = input::from_function(layout_of(extended, true), input_fn, options);
+  };
+  const detail::Workers* const workers = detail::WorkersOf::of(extended);
+  workers ? workers->on_all(make) : make();
+  return source;
+}
+
 }  // namespace
 
 InputIterator Strategy::make_dataset_iterator(const Dataset& dataset) {
@@ -176,7 +189,7 @@ InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputRep
   if (mode != InputReplicationMode::PER_WORKER)
     throw InvalidArgumentError(
         "make_input_fn_iterator: only PER_WORKER is supported as the replication mode");
-  return InputIterator(input::from_function(layout_of(*extended_, true), input_fn, {}));
+  return InputIterator(from_function(*extended_, input_fn, {}));
 }
 
 DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& dataset,
@@ -194,7 +207,7 @@ DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& data
 DistributedDataset Strategy::distribute_datasets_from_function(const InputFn& input_fn,
                                                                const InputOptions& options) {
   extended_->require_cross_replica("distribute_datasets_from_function");
-  return DistributedDataset(input::from_function(layout_of(*extended_, true), input_fn, options));
+  return DistributedDataset(from_function(*extended_, input_fn, options));
 }
 
 void Strategy::experimental_initialize() {

@@ -133,7 +133,7 @@ IndexedSlices IndexedSlices::merged() const {
   std::vector<int64_t> rows = index_values(*this);
   std::vector<int64_t> unique = rows;
   std::ranges::sort(unique);
-  unique.erase(std::ranges::unique(unique).begin(), unique.end());
+  unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
   for (int64_t& row : rows) row = std::ranges::lower_bound(unique, row) - unique.begin();
   std::vector<int64_t> extents(values.shape().begin(), values.shape().end());
   extents[0] = int64_t(unique.size());

@@ -151,6 +151,20 @@ TEST(WorkerInput, UnevenDataHasTheRightMean) {
   });
 }
 
+TEST(WorkerInput, IsMadeOnAllWorkersOrOnNone) {
+  cpus(1);
+  testing::expect_everywhere(
+      testing::errors_on_ranks(Group::in_process(3),
+                               [](const Group& group) {
+                                 CollectiveAllReduceStrategy strategy(group);
+                                 strategy.make_input_fn_iterator([](const InputContext& ctx) {
+                                   if (ctx.input_pipeline_id() == 1) throw NotFoundError("no file");
+                                   return Dataset::range(3).batch(1);
+                                 });
+                               }),
+      ErrorCode::not_found, {"no file"});
+}
+
 TEST(WorkerInput, FailsOnAllWorkersWhereItFailsOnOne) {
   cpus(1);
   const auto all = testing::errors_on_ranks(Group::in_process(3), [](const Group& group) {

@@ -30,7 +30,7 @@ inline size_t size_in_bytes(const detail::Memory& memory) {
 // The tensors of a reduction end to end, each starting on a line. Chunks are ranges of bytes of it.
 class Stream {
  public:
-  Stream(const LeafReduction& reduction, int rank, int ranks) : reduction_(reduction), rank_(rank) {
+  Stream(const LeafReduction& reduction, int rank, int ranks) : reduction_(reduction) {
     std::vector<int> leaves(size_t(ranks), 0);
     place_.reserve(reduction.owners.size());
     for (const int owner : reduction.owners) place_.push_back(leaves[size_t(owner)]++);
@@ -54,7 +54,7 @@ class Stream {
   size_t most_leaves() const { return most_leaves_; }  // that any rank has
   size_t my_leaves() const { return mine_; }
   size_t outputs() const { return outputs_; }  // of this rank, at most
-  size_t widest() const { return widest_; }  // bytes of results per byte, at most
+  size_t widest() const { return widest_; }    // bytes of results per byte, at most
   int owner(size_t leaf) const { return reduction_.owners[leaf]; }
   size_t place(size_t leaf) const { return size_t(place_[leaf]); }  // among those of its owner
   size_t leaves() const { return reduction_.owners.size(); }
@@ -124,7 +124,6 @@ class Stream {
 
  private:
   const LeafReduction& reduction_;
-  int rank_;
   std::vector<int> place_;
   std::vector<size_t> starts_;
   size_t most_leaves_ = 1, mine_ = 1, outputs_ = 0, widest_ = 1;
