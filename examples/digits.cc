@@ -1,5 +1,6 @@
 #include "digits.h"
 
+#include <tutti/eigen.h>
 #include <unistd.h>
 
 #include <array>
@@ -220,7 +221,8 @@ Options parse_options(int argc, char** argv) {
 }
 
 std::pair<Data, Data> load() {
-  const std::string path = TUTTI_EXAMPLE_DATA "/digits.csv";
+  const char* const folder = std::getenv("DIGITS_DATA");  // where the examples were moved
+  const std::string path = std::string(folder ? folder : TUTTI_EXAMPLE_DATA) + "/digits.csv";
   std::ifstream file(path);
   if (!file) throw NotFoundError("cannot read " + path + "; it comes with the examples");
   std::vector<float> pixels;

@@ -2,7 +2,6 @@
 // the strategy.
 #pragma once
 
-#include <tutti/eigen.h>
 #include <tutti/tutti.h>
 
 #include <string>

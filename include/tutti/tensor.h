@@ -63,7 +63,8 @@ class Tensor {
 
   // Takes over a tensor of another library's, without a copy; its deleter runs when the last handle
   // goes. On an error the caller keeps it. InvalidArgumentError for what Tutti has no type or
-  // device for, and for strided memory.
+  // device for, and for strided memory. On a GPU, in both directions, the memory is good for what
+  // this thread's stream does next; a StreamScope makes that the other library's.
   static Tensor from_dlpack(DLManagedTensor* tensor);
   static Tensor from_dlpack(DLManagedTensorVersioned* tensor);
   // A handle for another library, without a copy. The receiver calls its deleter.

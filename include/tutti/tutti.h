@@ -7,6 +7,7 @@
 #include <tutti/collective_all_reduce.h>
 #include <tutti/collective_strategy.h>
 #include <tutti/cross_device_ops.h>
+#include <tutti/cuda.h>
 #include <tutti/dataset.h>
 #include <tutti/destinations.h>
 #include <tutti/device.h>

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "device/device.h"
+#include "device/gpu.h"
 
 namespace tutti {
 
@@ -39,12 +39,29 @@ Choice choose(const std::vector<std::string>& types, const LinkTable& links) {
 
 }  // namespace cross_device
 
+namespace {
+
+// Probed only where it matters.
+cross_device::LinkTable links_between_gpus(const std::vector<std::string>& types) {
+  if (!std::ranges::all_of(types, [](const std::string& type) { return type == "GPU"; })) return {};
+  const device::CudaModule* const cuda = device::cuda_module();
+  if (!cuda) return {};
+  device::GpuRuntime& runtime = cuda->runtime();
+  cross_device::LinkTable links(size_t(runtime.cards()));
+  for (int card = 0; card < runtime.cards(); ++card)
+    for (int peer = 0; peer < runtime.cards(); ++peer)
+      if (card != peer && runtime.reaches(card, peer)) links[size_t(card)].push_back(peer);
+  return links;
+}
+
+}  // namespace
+
 std::unique_ptr<CrossDeviceOps> choose_the_best(const std::vector<std::string>& devices) {
   if (devices.empty()) throw InvalidArgumentError("choose_the_best: the list of devices is empty");
   std::vector<std::string> types;
   for (const std::string& name : devices)
     types.push_back(device::find(name, "choose_the_best").type());
-  const cross_device::Choice choice = cross_device::choose(types, {});
+  const cross_device::Choice choice = cross_device::choose(types, links_between_gpus(types));
   if (choice.algorithm == "reduction_to_one_device")
     return std::make_unique<ReductionToOneDevice>();
   return std::make_unique<AllReduceCrossDeviceOps>(choice.algorithm, choice.num_packs);

@@ -12,7 +12,6 @@
 
 #include "base/context.h"
 #include "cross_device/fused.h"
-#include "kernels/reduce.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
 
@@ -174,9 +173,9 @@ PerReplica<Value> densified(std::string_view what, const PerReplica<Value>& valu
 Mirrored<Value> all_rows(const Mirrored<Value>& result) {
   return result.map([](const Value& v) {
     const Tensor& tensor = v.tensor();
-    const Tensor rows = Tensor::empty({tensor.shape()[0]}, DType::int64, tensor.device());
-    const std::span<int64_t> numbers = rows.span<int64_t>();
+    std::vector<int64_t> numbers(size_t(tensor.shape()[0]));
     std::iota(numbers.begin(), numbers.end(), 0);
+    const Tensor rows = Tensor::of(std::span<const int64_t>(numbers), tensor.device());
     return Value(IndexedSlices{tensor, rows, tensor.shape()});
   });
 }
@@ -362,11 +361,10 @@ Mirrored<Tensor> CrossDeviceOps::gather_implementation(const PerReplica<Tensor>&
   size_t at = 0;
   for (const Tensor& t : value) {
     const size_t run = t.num_bytes() / outer;
-    const auto* const from = static_cast<const std::byte*>(t.const_data());
     for (const Tensor& result : results)
-      for (size_t i = 0; i < outer; ++i)
-        kernels::copy(static_cast<std::byte*>(TensorAccess::data(result)) + i * stride + at,
-                      from + i * run, run);
+      detail::copy_runs(TensorAccess::device(result),
+                        static_cast<std::byte*>(TensorAccess::data(result)) + at, stride,
+                        TensorAccess::device(t), t.const_data(), run, run, outer);
     at += run;
   }
   return Mirrored<Tensor>(std::move(results));

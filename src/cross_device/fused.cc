@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ranges>
 
+#include "kernels/gpu.h"
 #include "kernels/reduce.h"
 #include "tensor/tensor_impl.h"
 
@@ -28,21 +29,35 @@ class Work {
     return outputs;
   }
 
-  // outputs[k][at...] = the inputs, combined.
+  // outputs[k][at...] = the inputs, combined. That happens where the first output is, on that GPU
+  // or in host memory; what is elsewhere is copied there and from there.
   void add(ReduceOp op, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            size_t at_byte, int64_t divisor) {
     if (inputs[0].num_elements() == 0) return;
+    Device& place = TensorAccess::device(outputs[0]);
+    const int64_t count = inputs[0].num_elements();
+    cards_.push_back(place.card());
     reductions_.push_back({.inputs = {},
                            .outputs = {},
-                           .count = inputs[0].num_elements(),
+                           .count = count,
                            .dtype = inputs[0].dtype(),
                            .op = op,
                            .divisor = divisor});
-    sizes_.push_back({inputs.size(), outputs.size()});
-    for (const Tensor& t : inputs) from_.push_back(t.const_data());
-    for (const Tensor& t : outputs)
+    for (const Tensor& t : inputs) {
+      kept_.push_back(detail::within_reach(t, place));
+      from_.push_back(kept_.back().const_data());
+    }
+    size_t written = 0;
+    for (const Tensor& t : outputs) {
+      if (TensorAccess::device(t).card() != place.card()) {
+        copies_.push_back({outputs[0], t, at_byte,
+                           size_t(count) * size_of(result_dtype(op, inputs[0].dtype()))});
+        continue;
+      }
       to_.push_back(static_cast<std::byte*>(TensorAccess::data(t)) + at_byte);
-    kept_.insert(kept_.end(), inputs.begin(), inputs.end());
+      ++written;
+    }
+    sizes_.push_back({inputs.size(), written});
   }
 
   void run() {
@@ -54,15 +69,51 @@ class Work {
       from += sizes_[i].first;
       to += sizes_[i].second;
     }
-    kernels::reduce(reductions_);
+    while (!reductions_.empty()) run_on(cards_[0]);
+    for (const Copy& copy : copies_) copy.run();
   }
 
  private:
+  struct Copy {
+    Tensor from, to;
+    size_t at_byte, bytes;
+
+    void run() const {
+      detail::copy_runs(TensorAccess::device(to),
+                        static_cast<std::byte*>(TensorAccess::data(to)) + at_byte, bytes,
+                        TensorAccess::device(from),
+                        static_cast<const std::byte*>(from.const_data()) + at_byte, bytes, bytes,
+                        1);
+    }
+  };
+
+  // All that is to be done on one card, or, with -1, by the host.
+  void run_on(int card) {
+    std::vector<kernels::Reduction> others;
+    std::vector<int> other_cards;
+    if (std::ranges::any_of(cards_, [&](int c) { return c != card; })) {
+      std::vector<kernels::Reduction> here;
+      for (size_t i = 0; i < reductions_.size(); ++i) {
+        (cards_[i] == card ? here : others).push_back(reductions_[i]);
+        if (cards_[i] != card) other_cards.push_back(cards_[i]);
+      }
+      reductions_ = std::move(here);
+    }
+    if (card < 0)
+      kernels::reduce(reductions_);
+    else
+      kernels::gpu::reduce(card, reductions_);
+    reductions_ = std::move(others);
+    cards_ = std::move(other_cards);
+  }
+
   std::vector<kernels::Reduction> reductions_;
+  std::vector<int> cards_;  // where each happens
   std::vector<std::pair<size_t, size_t>> sizes_;
   std::vector<const void*> from_;
   std::vector<void*> to_;
   std::vector<Tensor> kept_;
+  std::vector<Copy> copies_;
 };
 
 Mirrored<Value> as_values(const std::vector<Tensor>& tensors) {

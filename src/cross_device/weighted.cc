@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "tensor/tensor_impl.h"
+
 namespace tutti::cross_device {
 
 namespace {
@@ -12,7 +14,7 @@ namespace {
 Tensor scaled(const Tensor& tensor, double factor) {
   if (factor == 0) return Tensor::zeros(tensor.shape(), DType::float64, tensor.device());
   const Tensor result = tensor.to(DType::float64);
-  for (double& x : result.span<double>()) x *= factor;
+  detail::scale(result, factor, false);
   return result;
 }
 
@@ -75,7 +77,7 @@ std::vector<Mirrored<Value>> weighted_mean(CrossDeviceOps& ops, ReduceOp op,
     const DType dtype = result_dtype(op, pairs[i].first[0].dtype());
     results[i] = results[i].map([&](const Value& value) {
       return with_values(value, [&](const Tensor& t) {
-        for (double& x : t.span<double>()) x /= sum;
+        detail::scale(t, sum, true);
         return dtype == DType::float64 ? t : t.to(dtype);
       });
     });

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/gpu.h"
 #include "device/memory_pool.h"
 
 namespace tutti {
@@ -61,6 +62,7 @@ class Registry {
 
   // Null where there is none.
   Device* find(std::string_view type, int index) {
+    if (type == "GPU") look_for_gpus();
     std::lock_guard lock(mutex_);
     const auto found = types_.find(type);
     if (found == types_.end() || index >= found->second.count) return nullptr;
@@ -68,12 +70,13 @@ class Registry {
   }
 
   void set_count(std::string_view type, int count) {
+    if (type == "GPU") look_for_gpus();
     std::lock_guard lock(mutex_);
     const auto found = types_.find(type);
     if (found == types_.end())
       throw InvalidArgumentError(fmt::format(
-          "set_logical_devices: this process has no devices of type \"{}\" to split; there are {}",
-          type, names_of_types()));
+          "set_logical_devices: this process has no devices of type \"{}\" to split; there are {}{}",
+          type, names_of_types(), type == "GPU" ? ". No GPU: " + why_no_gpus() : ""));
     if (count < 1)
       throw InvalidArgumentError(
           fmt::format("set_logical_devices: {} devices were asked for, expected 1 or more", count));
@@ -92,6 +95,7 @@ class Registry {
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
   std::vector<std::string> list(std::string_view type) {
+    if (type.empty() || type == "GPU") look_for_gpus();
     std::lock_guard lock(mutex_);
     std::vector<std::string> names;
     for (const auto& [name, entry] : types_)
@@ -107,6 +111,17 @@ class Registry {
     int count = 0;
   };
 
+  // The first who asks for GPUs loads the module that knows them, unless there are some already.
+  void look_for_gpus() {
+    std::call_once(looked_for_gpus_, [&] {
+      {
+        std::lock_guard lock(mutex_);
+        if (types_.contains("GPU")) return;
+      }
+      if (auto provider = gpu_provider()) add("GPU", std::move(provider));
+    });
+  }
+
   void grow(Entry& entry) {
     while (int(entry.devices.size()) < entry.count)
       entry.devices.push_back(entry.provider->make(int(entry.devices.size())));
@@ -119,6 +134,7 @@ class Registry {
   }
 
   std::mutex mutex_;
+  std::once_flag looked_for_gpus_;
   std::atomic<uint64_t> generation_{0};
   std::map<std::string, Entry, std::less<>> types_;
 };
@@ -154,7 +170,8 @@ Device& find(std::string_view name, std::string_view what) {
       *spec.type == "CPU" && canonical.starts_with("/job:localhost/replica:0/task:0/")
           ? fmt::format("; set_logical_devices(\"CPU\", {}) would make it",
                         int64_t(*spec.index) + 1)
-          : "";
+      : *spec.type == "GPU" && !why_no_gpus().empty() ? ". No GPU: " + why_no_gpus()
+                                                      : "";
   throw InvalidArgumentError(fmt::format(
       "{}: there is no device {} in this process, which has {}{}", what, canonical, there, remedy));
 }
@@ -217,6 +234,9 @@ std::vector<std::string> list_logical_devices(std::string_view type) {
   return device::Registry::instance().list(type);
 }
 
-void release_cached_memory() { device::MemoryPool::host().release_cached(); }
+void release_cached_memory() {
+  device::MemoryPool::host().release_cached();
+  device::release_cached_gpu_memory();
+}
 
 }  // namespace tutti

@@ -24,12 +24,15 @@ class Device {
   const std::string& name() const { return name_; }  // canonical
   const std::string& type() const { return type_; }
   int index() const { return index_; }
+  // The number of the GPU that holds its memory; devices of one card share it. -1: host memory.
+  virtual int card() const { return -1; }
 
   // Pooled, 64-byte aligned memory that goes back to the pool with the last reference.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   // Can the CPU read and write it directly? Then the two copies below are never called.
   virtual bool in_host_memory() const = 0;
-  // Both wait for what was enqueued on the device before, and return when the bytes have arrived.
+  // Both come after what was enqueued on the device before. The first returns when `from` has been
+  // read, the second when the bytes have arrived.
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/context.h"
+#include "device/gpu.h"
 #include "input/input_source.h"
 #include "tensor/tensor_impl.h"
 
@@ -65,6 +66,16 @@ namespace input {
 
 namespace {
 
+// To a GPU, beside what it computes: the next batch need not wait for this one to be done with.
+Tensor uploaded(const Tensor& tensor, Device& device) {
+  if (device.card() < 0 || !TensorAccess::device(tensor).in_host_memory())
+    return detail::clone_to(tensor, device);
+  std::shared_ptr<void> memory =
+      device::upload(device.card(), tensor.const_data(), tensor.num_bytes());
+  void* const data = memory.get();
+  return TensorAccess::wrap(std::move(memory), data, tensor.shape(), tensor.dtype(), device, false);
+}
+
 // Rows [begin, end) of `tensor` on `device`; where that can read host memory, without a copy.
 Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t end, Device& device) {
   std::vector<int64_t> extents(tensor.shape().begin(), tensor.shape().end());
@@ -76,13 +87,13 @@ Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t end, Device& device)
   const Tensor view =
       TensorAccess::wrap(std::make_shared<Tensor>(tensor), data, Shape(extents), tensor.dtype(),
                          device.in_host_memory() ? device : from, tensor.is_read_only());
-  return device.in_host_memory() ? view : detail::clone_to(view, device);
+  return device.in_host_memory() ? view : uploaded(view, device);
 }
 
 Tensor moved_to(const Tensor& tensor, Device& device) {
   if (tensor.device() == device.name()) return tensor;
-  if (!device.in_host_memory() || !TensorAccess::device(tensor).in_host_memory())
-    return detail::clone_to(tensor, device);
+  if (!device.in_host_memory()) return uploaded(tensor, device);
+  if (!TensorAccess::device(tensor).in_host_memory()) return detail::clone_to(tensor, device);
   return TensorAccess::wrap(std::make_shared<Tensor>(tensor), TensorAccess::data(tensor),
                             tensor.shape(), tensor.dtype(), device, tensor.is_read_only());
 }

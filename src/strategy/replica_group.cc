@@ -18,6 +18,7 @@ ReplicaGroup::ReplicaGroup(Strategy& strategy, const std::vector<std::string>& d
       rendezvous_(int(devices.size()), "replica", first_id),
       meetings_(devices.size()),
       slots_(devices.size()),
+      fences_(devices.size()),
       victims_(devices.size()) {
   for (int i = 0; i < int(devices.size()); ++i)
     contexts_.push_back(
@@ -29,9 +30,11 @@ void ReplicaGroup::run(const std::function<void(size_t)>& fn) {
   rendezvous_.reset();
   std::vector<std::exception_ptr> errors(contexts_.size());
   victims_.assign(contexts_.size(), false);
+  const device::Fence before = device::Fence::here();
   threads_.run([&](int i) {
     const ContextSwitch inside(strategy_, &contexts_[size_t(i)], i, contexts_[size_t(i)].device());
     try {
+      before.wait();
       fn(size_t(i));
       rendezvous_.leave(i);
     } catch (const std::exception& e) {
@@ -42,6 +45,7 @@ void ReplicaGroup::run(const std::function<void(size_t)>& fn) {
       rendezvous_.fail(i, "an exception of unknown type");
     }
   });
+  device::Fence().wait();
   for (const bool victim : {false, true})
     for (size_t i = 0; i < errors.size(); ++i)
       if (errors[i] && bool(victims_[i]) == victim) {
@@ -74,6 +78,7 @@ void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* s
   merged.validate(meeting.what);
   meetings_[i] = &meeting;
   slots_[i] = slot;
+  fences_[i] = device::Fence::here();
   bool acted = false;
   try {
     rendezvous_.meet(int(i), meeting.what,
@@ -83,8 +88,11 @@ void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* s
                        acted = true;
                        check_agreement();
                        const ContextSwitch outside(strategy_, nullptr, -1, "");
+                       for (const device::Fence& fence : fences_) fence.wait();
                        meetings_[0]->act(strategy_, slots_);
+                       acted_ = device::Fence::here();
                      });
+    acted_.wait();
   } catch (...) {
     victims_[i] = !acted;
     // Outside of run, which does it otherwise, nobody else can be inside.

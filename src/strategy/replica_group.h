@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/rendezvous.h"
+#include "device/gpu.h"
 #include "strategy/replica_threads.h"
 
 namespace tutti::detail {
@@ -40,6 +41,8 @@ class ReplicaGroup {
   std::mutex serial_;  // one run at a time
   std::vector<const Meeting*> meetings_;
   std::vector<void*> slots_;
+  std::vector<device::Fence> fences_;  // what the replicas have enqueued on GPUs before they met
+  device::Fence acted_;                // what the one who acted for all has
   std::vector<char> victims_;  // replicas that failed only because another one did
 };
 

@@ -9,11 +9,15 @@
 #include <mutex>
 
 #include "kernels/cast.h"
-#include "kernels/reduce.h"
+#include "kernels/gpu.h"
+#include "kernels/update.h"
 #include "strategy/context.h"
 #include "strategy/workers.h"
+#include "tensor/tensor_impl.h"
 
 namespace tutti {
+
+using detail::TensorAccess;
 
 struct Variable::Impl {
   Impl(const VariableOptions& options, StrategyExtended& extended)
@@ -243,30 +247,9 @@ Tensor Variable::read_value() const {
 
 namespace {
 
-template <class T>
-T combined(T a, T b, int update) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return b;  // bools can only be assigned
-  } else {
-    using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;  // integers wrap
-    switch (update) {
-      case 1: return T(Wide(a) + Wide(b));
-      case 2: return T(Wide(a) - Wide(b));
-      case 3: return T(Wide(a) * Wide(b));
-      case 4:
-        if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
-          if (b == T(-1)) return T(Wide(0) - Wide(a));  // the one quotient that may not fit
-        return T(a / b);
-      case 5: return b < a || b != b ? b : a;  // NaN wins
-      case 6: return a < b || b != b ? b : a;
-      default: return b;
-    }
-  }
-}
-
 // What each of n replicas gets of an integer, so that it is their sum.
 Tensor share_of_integer(const Tensor& value, size_t replica, int n) {
-  const Tensor share = value.clone();
+  const Tensor share = value.clone_to(host_of(value.device()));
   kernels::with_type(value.dtype(), [&]<class T>(T*) {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
       for (T& x : share.span<T>()) {
@@ -284,16 +267,26 @@ Tensor share_of_integer(const Tensor& value, size_t replica, int n) {
 // checked.
 void Variable::apply(Update update, const Value& value, size_t i) const {
   const Tensor& target = component(i);
-  const Tensor& source = value.is_sparse() ? value.slices().values : value.tensor();
-  if (update == Update::assign && !value.is_sparse()) {
-    kernels::copy(target.data(), source.const_data(), target.num_bytes());
-    return;
-  }
+  detail::Device& device = TensorAccess::device(target);
+  const Tensor& given = value.is_sparse() ? value.slices().values : value.tensor();
+  if (update == Update::assign && !value.is_sparse())
+    return detail::copy_runs(device, target.data(), target.num_bytes(), TensorAccess::device(given),
+                             given.const_data(), given.num_bytes(), target.num_bytes(), 1);
+  const Tensor source = detail::within_reach(given, device);
   std::vector<int64_t> rows{0};
   int64_t width = target.num_elements();
   if (value.is_sparse()) {
     rows = value.slices().indices.to(DType::int64).to_vector<int64_t>();
     width = shape()[0] ? target.num_elements() / shape()[0] : 0;
+  }
+  const auto kind = kernels::Update(update);
+  if (device.card() >= 0) {
+    if (value.is_sparse())
+      kernels::gpu::update_rows(device.card(), kind, dtype(), target.data(), source.const_data(),
+                                width, rows);
+    else
+      kernels::gpu::update(device.card(), kind, dtype(), target.data(), source.const_data(), width);
+    return;
   }
   kernels::with_type(dtype(), [&]<class T>(T*) {
     using Acc =
@@ -303,7 +296,7 @@ void Variable::apply(Update update, const Value& value, size_t i) const {
     for (size_t r = 0; r < rows.size(); ++r)
       for (int64_t j = 0; j < width; ++j) {
         T& x = to[rows[r] * width + j];
-        x = T(combined<Acc>(Acc(x), Acc(from[int64_t(r) * width + j]), int(update)));
+        x = T(kernels::updated<Acc>(kind, Acc(x), Acc(from[int64_t(r) * width + j])));
       }
   });
 }
@@ -367,7 +360,7 @@ void Variable::write(const char* what, Update update, const Value& value) const 
         continue;
       }
       const Tensor share = value.tensor().to(DType::float64);
-      for (double& x : share.span<double>()) x /= double(replicas);
+      detail::scale(share, double(replicas), true);
       apply(update, share.to(dtype()), i);
     }
     return;

@@ -4,6 +4,7 @@
 #include <tutti/error.h>
 
 #include "kernels/cast.h"
+#include "tensor/tensor_impl.h"
 
 namespace tutti::detail {
 
@@ -32,6 +33,9 @@ int64_t count_along(const Tensor& tensor, const std::vector<int64_t>& axes) {
 
 Tensor sum_along(const Tensor& tensor, const std::vector<int64_t>& axes, IntegerSum integers) {
   if (tensor.dtype() == DType::boolean) throw InvalidArgumentError("bool has no SUM along an axis");
+  if (!TensorAccess::device(tensor).in_host_memory())
+    return sum_along(tensor.clone_to(host_of(tensor.device())), axes, integers)
+        .clone_to(tensor.device());
   const Shape& shape = tensor.shape();
   const std::vector<bool> summed = marked(shape, axes);
   std::vector<int64_t> kept;

@@ -70,16 +70,31 @@ void check_contiguous(const DLTensor& tensor, const Shape& shape) {
   }
 }
 
+// The current device where it holds such memory, else the first that does.
+detail::Device& device_for(int32_t device_type, int32_t device_id) {
+  const bool on_host =
+      device_type == kDLCPU || device_type == kDLCUDAHost || device_type == kDLROCMHost;
+  const int card = device_type == kDLCUDA ? device_id : -1;
+  if ((on_host && device::current().in_host_memory()) ||
+      (card >= 0 && device::current().card() == card))
+    return device::current();
+  if (on_host) return device::find("/cpu:0", "from_dlpack");
+  if (card >= 0)
+    for (const std::string& name : list_logical_devices("GPU"))
+      if (detail::Device& device = device::find(name, "from_dlpack"); device.card() == card)
+        return device;
+  throw InvalidArgumentError(fmt::format(
+      "from_dlpack: memory on DLPack's device type {} is not host memory{}; move the tensor to "
+      "the CPU first",
+      device_type, card >= 0 ? fmt::format(", and this process has no GPU {}", card) : ""));
+}
+
 template <class Managed>
 Tensor import(Managed* managed, bool read_only) {
   const DLTensor& tensor = managed->dl_tensor;
   int32_t device_type;  // newer producers know types that the enumeration here does not
   std::memcpy(&device_type, &tensor.device.device_type, sizeof device_type);
-  if (device_type != kDLCPU && device_type != kDLCUDAHost && device_type != kDLROCMHost)
-    throw InvalidArgumentError(fmt::format(
-        "from_dlpack: memory on DLPack's device type {} is not host memory; move the tensor to "
-        "the CPU first",
-        device_type));
+  detail::Device& device = device_for(device_type, tensor.device.device_id);
   if (tensor.ndim < 0 || tensor.ndim > kMaxRank || (tensor.ndim > 0 && !tensor.shape))
     throw InvalidArgumentError(
         fmt::format("from_dlpack: a tensor of {} axes without a shape, or with more than {}",
@@ -89,9 +104,6 @@ Tensor import(Managed* managed, bool read_only) {
   check_contiguous(tensor, shape);
   void* const data =
       tensor.data ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
-  detail::Device& device = device::current().in_host_memory()
-                               ? device::current()
-                               : device::find("/cpu:0", "from_dlpack");
   const Tensor view = Tensor::borrow(data, shape, dtype, device.name());  // checks the pointer
   std::shared_ptr<void> owner(managed, [](void* m) {
     auto* const self = static_cast<Managed*>(m);
@@ -110,9 +122,10 @@ struct Exported {
 
 template <class Managed>
 Managed* export_as(const Tensor& tensor) {
-  if (!detail::TensorAccess::device(tensor).in_host_memory())
+  const detail::Device& device = detail::TensorAccess::device(tensor);
+  if (!device.in_host_memory() && device.card() < 0)
     throw InvalidArgumentError(
-        fmt::format("to_dlpack: {} is not in host memory", tensor.to_string()));
+        fmt::format("to_dlpack: {} is in memory that DLPack has no name for", tensor.to_string()));
   auto* const exported = new Exported<Managed>;
   exported->tensor = tensor;
   exported->shape.assign(tensor.shape().begin(), tensor.shape().end());
@@ -125,7 +138,7 @@ Managed* export_as(const Tensor& tensor) {
     delete static_cast<Exported<Managed>*>(self->manager_ctx);
   };
   managed.dl_tensor = {.data = const_cast<void*>(tensor.const_data()),
-                       .device = {kDLCPU, 0},
+                       .device = device.card() < 0 ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.card()},
                        .ndim = int32_t(exported->shape.size()),
                        .dtype = to_dl(tensor.dtype()),
                        .shape = exported->shape.data(),

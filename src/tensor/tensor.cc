@@ -7,7 +7,9 @@
 #include <cstring>
 #include <limits>
 
+#include "device/gpu.h"
 #include "kernels/cast.h"
+#include "kernels/gpu.h"
 #include "kernels/reduce.h"
 #include "tensor/tensor_impl.h"
 
@@ -43,18 +45,29 @@ Tensor clone_to(const Tensor& tensor, Device& device) {
   Device& from = TensorAccess::device(tensor);
   const void* const source = tensor.const_data();
   void* const target = TensorAccess::data(copy);
-  const size_t bytes = tensor.num_bytes();
-  if (from.in_host_memory() && device.in_host_memory()) {
-    kernels::copy(target, source, bytes);
-  } else if (from.in_host_memory()) {
-    device.copy_from_host(target, source, bytes);
-  } else if (device.in_host_memory()) {
-    from.copy_to_host(target, source, bytes);
-  } else {
-    const Tensor host = clone_to(tensor, device::find(host_of(from.name()), "copy"));
-    device.copy_from_host(target, host.const_data(), bytes);
-  }
+  copy_runs(device, target, tensor.num_bytes(), from, source, tensor.num_bytes(),
+            tensor.num_bytes(), 1);
   return copy;
+}
+
+Tensor within_reach(const Tensor& tensor, Device& device) {
+  return TensorAccess::device(tensor).card() == device.card() ? tensor : clone_to(tensor, device);
+}
+
+void scale(const Tensor& tensor, double factor, bool divide) {
+  if (const int card = TensorAccess::device(tensor).card(); card >= 0)
+    return kernels::gpu::scale(card, static_cast<double*>(tensor.data()), tensor.num_elements(),
+                               factor, divide);
+  for (double& x : tensor.span<double>()) x = divide ? x / factor : x * factor;
+}
+
+void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device,
+               const void* from, size_t from_stride, size_t run, size_t count) {
+  if (!to_device.in_host_memory() || !from_device.in_host_memory())
+    return device::copy_runs(to_device, to, to_stride, from_device, from, from_stride, run, count);
+  for (size_t i = 0; i < count; ++i)
+    kernels::copy(static_cast<std::byte*>(to) + i * to_stride,
+                  static_cast<const std::byte*>(from) + i * from_stride, run);
 }
 
 }  // namespace detail
@@ -88,19 +101,20 @@ Tensor Tensor::full(const Shape& shape, double value, DType dtype, std::string_v
       throw InvalidArgumentError(fmt::format("full: {} cannot hold {:g}", name(dtype), value));
   }
   detail::Device& target = device_named(device);
-  const Tensor host =
-      target.in_host_memory()
-          ? TensorAccess::empty(shape, dtype, target)
-          : TensorAccess::empty(shape, dtype, device::find(host_of(target.name()), "full"));
+  const Tensor result = TensorAccess::empty(shape, dtype, target);
+  std::byte* const data = static_cast<std::byte*>(TensorAccess::data(result));
+  if (!target.in_host_memory()) {
+    kernels::gpu::fill(target.card(), data, element, size_of(dtype), result.num_elements());
+    return result;
+  }
   // Fill one block by doubling, then the rest from it.
-  std::byte* const data = static_cast<std::byte*>(TensorAccess::data(host));
-  const size_t bytes = host.num_bytes(), block = std::min<size_t>(bytes, 4096);
+  const size_t bytes = result.num_bytes(), block = std::min<size_t>(bytes, 4096);
   if (bytes) std::memcpy(data, element, size_of(dtype));
   for (size_t done = size_of(dtype); done < block; done *= 2)
     std::memcpy(data + done, data, std::min(done, block - done));
   for (size_t done = block; done < bytes; done += block)
     std::memcpy(data + done, data, std::min(block, bytes - done));
-  return target.in_host_memory() ? host : detail::clone_to(host, target);
+  return result;
 }
 
 Tensor Tensor::copy_of(const void* host_values, const Shape& shape, DType dtype,
@@ -191,10 +205,13 @@ Tensor Tensor::reshape(std::span<const int64_t> extents) const {
 
 Tensor Tensor::to(DType target) const {
   if (target == dtype()) return clone();
-  const Tensor host = on_host(dtype());
-  const Tensor result = TensorAccess::empty(shape(), target, host.impl().device);
-  kernels::cast(host.const_data(), dtype(), TensorAccess::data(result), target, num_elements());
-  return impl().device.in_host_memory() ? result : detail::clone_to(result, impl().device);
+  const Tensor result = TensorAccess::empty(shape(), target, impl().device);
+  void* const to = TensorAccess::data(result);
+  if (impl().device.in_host_memory())
+    kernels::cast(const_data(), dtype(), to, target, num_elements());
+  else
+    kernels::gpu::cast(impl().device.card(), const_data(), dtype(), to, target, num_elements());
+  return result;
 }
 
 std::string Tensor::to_string() const {

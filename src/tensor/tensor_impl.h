@@ -49,6 +49,17 @@ struct TensorAccess {
   }
 };
 
+// `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before. To the host:
+// returns when they are there. Between GPUs it is enqueued.
+void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device,
+               const void* from, size_t from_stride, size_t run, size_t count);
+
+// Multiplies the elements, which are float64, or divides them.
+void scale(const Tensor& tensor, double factor, bool divide);
+
+// The tensor itself where `device` can work on its memory, else a copy there.
+Tensor within_reach(const Tensor& tensor, Device& device);
+
 // A copy on `device`.
 Tensor clone_to(const Tensor& tensor, Device& device);
 IndexedSlices clone_to(const IndexedSlices& slices, Device& device);

@@ -9,6 +9,7 @@
 
 #include "base/context.h"
 #include "kernels/cast.h"
+#include "kernels/gpu.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti {
@@ -63,13 +64,14 @@ Tensor sum_rows(const IndexedSlices& slices, const std::vector<int64_t>& rows,
   const bool half = slices.dtype() == DType::float16 || slices.dtype() == DType::bfloat16;
   const DType acc = half ? DType::float32 : slices.dtype();
   if (acc == DType::boolean) throw InvalidArgumentError("IndexedSlices: bool values have no sum");
-  const std::string host = host_of(slices.device());
-  Tensor values = detail::TensorAccess::device(slices.values).in_host_memory()
-                      ? slices.values
-                      : slices.values.clone_to(host);
-  if (half) values = values.to(acc);
-  const Tensor out = Tensor::zeros(out_shape, acc, host);
+  const Tensor values = half ? slices.values.to(acc) : slices.values;
+  const Tensor out = Tensor::zeros(out_shape, acc, slices.device());
   const int64_t width = rows.empty() ? 0 : values.num_elements() / int64_t(rows.size());
+  if (const int card = detail::TensorAccess::device(out).card(); card >= 0) {
+    kernels::gpu::update_rows(card, kernels::Update::add, acc, out.data(), values.const_data(),
+                              width, rows);
+    return half ? out.to(slices.dtype()) : out;
+  }
   kernels::with_type(acc, [&]<class T>(T*) {
     if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
       using Sum = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;  // integers wrap
@@ -82,8 +84,7 @@ Tensor sum_rows(const IndexedSlices& slices, const std::vector<int64_t>& rows,
         }
     }
   });
-  const Tensor rounded = half ? out.to(slices.dtype()) : out;
-  return rounded.device() == slices.device() ? rounded : rounded.clone_to(slices.device());
+  return half ? out.to(slices.dtype()) : out;
 }
 
 }  // namespace

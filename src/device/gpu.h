@@ -1,0 +1,116 @@
+// GPUs: what the module "cuda" does for us, the streams of this thread, and the devices on top.
+//
+// Everything that touches a GPU is enqueued on a stream: this thread's stream of that card. By
+// default that is one stream of Tutti's per card, the same for all threads, so that operations
+// happen in the order they were called; a StreamScope puts another in its place.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/device.h"
+
+namespace tutti::kernels {
+class GpuKernels;
+}
+
+namespace tutti::device {
+
+using Stream = void*;  // a cudaStream_t
+using Event = void*;   // a cudaEvent_t
+
+// Plain calls, each for one card. Thread-safe. Errors of the driver become an InternalError, and
+// ResourceExhaustedError where the card has no memory left.
+class GpuRuntime {
+ public:
+  virtual ~GpuRuntime() = default;
+
+  // 0 where there is none, with the reason.
+  virtual int cards() const = 0;
+  virtual const std::string& why_none() const = 0;
+  virtual std::string describe(int card) const = 0;  // "NVIDIA H200, 139 GiB"
+  virtual std::string identity(int card) const = 0;  // the same in every process
+  virtual size_t memory(int card) const = 0;         // bytes in all
+  // Can `card` read and write the memory of `peer` directly? Tried with real data.
+  virtual bool reaches(int card, int peer) = 0;
+
+  virtual Stream make_stream(int card) = 0;
+  virtual void synchronize(int card, Stream stream) = 0;
+  virtual bool finished(int card, Stream stream) = 0;  // all that was enqueued so far
+  virtual Event record(int card, Stream stream) = 0;
+  virtual void wait(int card, Stream stream, Event event) = 0;  // also one of another card
+  virtual bool reached(Event event) = 0;
+  virtual void release(Event event) noexcept = 0;
+
+  // Memory that is there for what `stream` does next, and back when it has done what was enqueued.
+  virtual void* allocate(int card, size_t bytes, Stream stream) = 0;
+  virtual void deallocate(int card, void* data, Stream stream) noexcept = 0;
+  virtual void release_cached(int card) noexcept = 0;
+  virtual void* allocate_pinned(size_t bytes) = 0;
+  virtual void deallocate_pinned(void* data) noexcept = 0;
+
+  // Between any two memories; enqueued. Host memory has been read when it returns.
+  virtual void copy(int card, void* to, const void* from, size_t bytes, Stream stream) = 0;
+  // `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before.
+  virtual void copy_runs(int card, void* to, size_t to_stride, const void* from, size_t from_stride,
+                         size_t run, size_t count, Stream stream) = 0;
+};
+
+// What the module "cuda" hands out.
+struct CudaModule {
+  GpuRuntime& (*runtime)();
+  kernels::GpuKernels& (*kernels)();
+};
+
+// The module, or null where it cannot be loaded or the machine has no GPU; `why_no_gpus` then says
+// why.
+const CudaModule* cuda_module();
+const std::string& why_no_gpus();
+
+// The GPUs of this machine; null where there are none.
+std::unique_ptr<Provider> gpu_provider();
+void release_cached_gpu_memory();
+
+// This thread's stream of `card`.
+Stream current_stream(int card);
+
+// Host memory, copied to `card` while it computes something else; what this thread enqueues next
+// finds it there.
+std::shared_ptr<void> upload(int card, const void* from, size_t bytes);
+
+// A point in what this thread has enqueued so far, on all cards; another thread that waits for it
+// enqueues behind it. Costs nothing while both use Tutti's own streams.
+class Fence {
+ public:
+  Fence() = default;
+  ~Fence();
+  Fence(Fence&& other) noexcept : points_(std::exchange(other.points_, {})) {}
+  Fence& operator=(Fence&& other) noexcept {
+    std::swap(points_, other.points_);
+    return *this;
+  }
+
+  static Fence here();
+  void wait() const;
+
+ private:
+  struct Point {
+    int card;
+    Stream stream;
+    Event event;
+  };
+  std::vector<Point> points_;
+};
+
+// Copies between two memories of which at least one is a GPU's. To the host: returns when the bytes
+// are there. Else enqueued.
+void copy(const Device& to_device, void* to, const Device& from_device, const void* from,
+          size_t bytes);
+void copy_runs(const Device& to_device, void* to, size_t to_stride, const Device& from_device,
+               const void* from, size_t from_stride, size_t run, size_t count);
+
+}  // namespace tutti::device

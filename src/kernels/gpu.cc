@@ -1,0 +1,79 @@
+#include "kernels/gpu.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace tutti::kernels::gpu {
+
+namespace {
+
+GpuKernels& kernels() { return device::cuda_module()->kernels(); }
+
+// `values` on `card`, for what is enqueued next.
+class Uploaded {
+ public:
+  Uploaded(int card, const void* values, size_t bytes)
+      : card_(card), stream_(device::current_stream(card)) {
+    device::GpuRuntime& runtime = device::cuda_module()->runtime();
+    data_ = runtime.allocate(card, std::max<size_t>(bytes, 1), stream_);
+    runtime.copy(card, data_, values, bytes, stream_);
+  }
+  ~Uploaded() { device::cuda_module()->runtime().deallocate(card_, data_, stream_); }
+  Uploaded(const Uploaded&) = delete;
+  Uploaded& operator=(const Uploaded&) = delete;
+
+  template <class T>
+  const T* as() const {
+    return static_cast<const T*>(data_);
+  }
+
+ private:
+  const int card_;
+  const device::Stream stream_;
+  void* data_;
+};
+
+}  // namespace
+
+void reduce(int card, std::span<const Reduction> batch) {
+  kernels().reduce(card, device::current_stream(card), batch);
+}
+
+void cast(int card, const void* from, DType from_type, void* to, DType to_type, int64_t count) {
+  kernels().cast(card, device::current_stream(card), from, from_type, to, to_type, count);
+}
+
+void fill(int card, void* to, const void* element, size_t element_size, int64_t count) {
+  kernels().fill(card, device::current_stream(card), to, element, element_size, count);
+}
+
+void update(int card, Update update, DType dtype, void* target, const void* value, int64_t count) {
+  kernels().update(card, device::current_stream(card), update, dtype, target, value, count);
+}
+
+void update_rows(int card, Update update, DType dtype, void* target, const void* values,
+                 int64_t width, std::span<const int64_t> rows) {
+  if (rows.empty() || width == 0) return;
+  std::vector<int64_t> order(rows.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::ranges::stable_sort(order, {}, [&](int64_t i) { return rows[size_t(i)]; });
+  std::vector<RowUpdate> updates;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int64_t row = rows[size_t(order[i])];
+    if (updates.empty() || updates.back().row != row)
+      updates.push_back({row, int64_t(i), int64_t(i)});
+    ++updates.back().end;
+  }
+  const Uploaded card_updates(card, updates.data(), updates.size() * sizeof(RowUpdate));
+  const Uploaded card_order(card, order.data(), order.size() * sizeof(int64_t));
+  kernels().update_rows(card, device::current_stream(card), update, dtype, target, values, width,
+                        card_updates.as<RowUpdate>(), int64_t(updates.size()),
+                        card_order.as<int64_t>());
+}
+
+void scale(int card, double* values, int64_t count, double factor, bool divide) {
+  kernels().scale(card, device::current_stream(card), values, count, factor, divide);
+}
+
+}  // namespace tutti::kernels::gpu
