@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/module.h"
+#include "device/failure.h"
 
 namespace tutti {
 
@@ -59,8 +60,8 @@ class GpuMemory {
   explicit GpuMemory(int card) : card_(card) {}
 
   std::shared_ptr<void> allocate(size_t bytes) {
-    const size_t size = bytes <= kLargestSmall ? std::bit_ceil(std::max<size_t>(bytes, kSmallest))
-                                               : bytes;
+    const size_t size =
+        bytes <= kLargestSmall ? std::bit_ceil(std::max<size_t>(bytes, kSmallest)) : bytes;
     void* const data = take(size);
     if (const Stream stream = current_stream(card_); stream != own_stream(card_))
       order(card_, stream, card_, own_stream(card_));
@@ -134,6 +135,7 @@ class GpuDevice : public Device {
     const Stream stream = current_stream(card_);
     runtime().copy(card_, to, from, bytes, stream);
     runtime().synchronize(card_, stream);
+    throw_failure(card_);
   }
 
  private:
@@ -249,7 +251,9 @@ void copy_runs(const Device& to_device, void* to, size_t to_stride, const Device
   else
     runtime().copy_runs(card, to, to_stride, from, from_stride, run, count, stream);
   if (between) order(from_card, current_stream(from_card), card, stream);  // it may be freed there
-  if (to_card < 0) runtime().synchronize(card, stream);
+  if (to_card >= 0) return;
+  runtime().synchronize(card, stream);
+  throw_failure(card);
 }
 
 }  // namespace device
@@ -274,6 +278,7 @@ int cuda_card(std::string_view device) { return card_of(device, "cuda_card"); }
 void synchronize(std::string_view device) {
   const int card = card_of(device, "synchronize");
   device::runtime().synchronize(card, device::current_stream(card));
+  device::throw_failure(card);
 }
 
 StreamScope::StreamScope(void* stream, std::string_view device)
