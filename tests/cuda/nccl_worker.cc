@@ -231,10 +231,11 @@ int check_all(const Group& group) {
   for (const DType dtype : kTypes)
     for (const ReduceOp op : kOps) {
       if (dtype == DType::boolean && op != ReduceOp::MIN && op != ReduceOp::MAX) continue;
-      for (const int64_t count : {0, 1, 1000}) check_reductions(group, dtype, op, count, {});
+      check_reductions(group, dtype, op, 1000, {});
       check_reductions(group, dtype, op, 33, {.implementation = CommunicationImplementation::RING});
     }
-  check_reductions(group, DType::float32, ReduceOp::SUM, 1 << 20, {});
+  for (const int64_t count : {0, 1, 7, 1 << 20})
+    check_reductions(group, DType::float32, ReduceOp::SUM, count, {});
   check_reductions(group, DType::float16, ReduceOp::MEAN, 1 << 20, {});
   for (const DType dtype : {DType::boolean, DType::uint16, DType::float32, DType::float64}) {
     for (const int64_t count : {1, 1000}) check_moves(group, dtype, count, {});
@@ -286,6 +287,7 @@ int main(int argc, char** argv) {
   setenv("TUTTI_BACKEND", "nccl", 0);  // no NCCL is an error
   setenv("TUTTI_TIMEOUT", "20", 0);
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  setenv("NCCL_IB_DISABLE", "1", 0);
   int status = 1;
   try {
     const Group group = Group::from_environment();
