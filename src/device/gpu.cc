@@ -54,14 +54,14 @@ void order(int card, Stream stream, int earlier_card, Stream earlier) {
 
 // Memory belongs to Tutti's own stream: a block that comes back is used again for what that stream
 // does next. Other streams wait for it when they get a block, and make it wait when they return
-// one. Small blocks are kept here, by size, since asking the driver takes as long as using them.
+// one. Blocks are kept by size, since asking the driver takes longer than a small kernel; what is
+// held exceeds the most that was in use at one time by at most a quarter, or by kSlack.
 class GpuMemory {
  public:
   explicit GpuMemory(int card) : card_(card) {}
 
   std::shared_ptr<void> allocate(size_t bytes) {
-    const size_t size =
-        bytes <= kLargestSmall ? std::bit_ceil(std::max<size_t>(bytes, kSmallest)) : bytes;
+    const size_t size = rounded(bytes);
     void* const data = take(size);
     if (const Stream stream = current_stream(card_); stream != own_stream(card_))
       order(card_, stream, card_, own_stream(card_));
@@ -70,46 +70,77 @@ class GpuMemory {
 
   void release_cached() {
     std::lock_guard lock(mutex_);
-    for (auto& [size, blocks] : free_)
-      for (void* const block : blocks) runtime().deallocate(card_, block, own_stream(card_));
-    free_.clear();
+    shrink_to(0);
     runtime().release_cached(card_);
   }
 
  private:
-  static constexpr size_t kSmallest = 256, kLargestSmall = 1 << 20, kMostOfOneSize = 256;
+  static constexpr size_t kSmall = 1 << 20, kLargeStep = 2 << 20, kSlack = 64 << 20;
+
+  static size_t rounded(size_t bytes) {
+    if (bytes <= kSmall) return std::bit_ceil(std::max<size_t>(bytes, 256));
+    return (bytes + kLargeStep - 1) / kLargeStep * kLargeStep;
+  }
 
   void* take(size_t size) {
-    if (size <= kLargestSmall) {
-      std::lock_guard lock(mutex_);
-      std::vector<void*>& blocks = free_[size];
-      if (!blocks.empty()) {
-        void* const data = blocks.back();
-        blocks.pop_back();
-        return data;
-      }
+    std::lock_guard lock(mutex_);
+    in_use_ += size;
+    most_in_use_ = std::max(most_in_use_, in_use_);
+    std::vector<void*>& blocks = free_[size];
+    if (!blocks.empty()) {
+      void* const data = blocks.back();
+      blocks.pop_back();
+      cached_ -= size;
+      return data;
     }
+    const size_t bound = most_in_use_ + std::max(most_in_use_ / 4, kSlack);
+    if (in_use_ + cached_ > bound) shrink_to(bound - in_use_);
+    try {
+      return allocate_on_card(size);
+    } catch (...) {
+      in_use_ -= size;
+      throw;
+    }
+  }
+
+  void* allocate_on_card(size_t size) {
+    try {
+      return runtime().allocate(card_, size, own_stream(card_));
+    } catch (const ResourceExhaustedError&) {
+      if (cached_ == 0) throw;
+    }
+    shrink_to(0);
+    runtime().release_cached(card_);
     return runtime().allocate(card_, size, own_stream(card_));
+  }
+
+  // Gives blocks back to the driver until at most `bytes` are kept, the largest first.
+  void shrink_to(size_t bytes) {
+    for (auto entry = free_.rbegin(); entry != free_.rend() && cached_ > bytes; ++entry)
+      for (std::vector<void*>& blocks = entry->second; !blocks.empty() && cached_ > bytes;) {
+        runtime().deallocate(card_, blocks.back(), own_stream(card_));
+        blocks.pop_back();
+        cached_ -= entry->first;
+      }
   }
 
   void put_back(void* data, size_t size) noexcept {
     try {
       if (const Stream stream = current_stream(card_); stream != own_stream(card_))
         order(card_, own_stream(card_), card_, stream);
-      if (size <= kLargestSmall) {
-        std::lock_guard lock(mutex_);
-        std::vector<void*>& blocks = free_[size];
-        if (blocks.size() < kMostOfOneSize) return blocks.push_back(data);
-      }
-    } catch (const Error&) {
-      return;  // the card is lost, or the process is at its end
+      std::lock_guard lock(mutex_);
+      in_use_ -= size;
+      free_[size].push_back(data);
+      cached_ += size;
+    } catch (const std::exception&) {
+      // The card is lost, or the process is at its end.
     }
-    runtime().deallocate(card_, data, own_stream(card_));
   }
 
   const int card_;
   std::mutex mutex_;
   std::map<size_t, std::vector<void*>> free_;
+  size_t in_use_ = 0, most_in_use_ = 0, cached_ = 0;
 };
 
 GpuMemory& memory_of(int card) {

@@ -5,6 +5,7 @@
 #include <tutti/error.h>
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -72,7 +73,7 @@ struct Table {
     return low;
   }
 };
-using OneTensor = Table<1, 64>;
+using OneTensor = Table<1, 18>;
 using FewTensors = Table<16, 440>;
 using ManyTensors = Table<256, 3500>;  // kernels take 32,764 bytes
 
@@ -266,6 +267,17 @@ struct Kind {
   auto operator<=>(const Kind&) const = default;
 };
 
+bool is_sum(const Kind& kind) { return kind.op == ReduceOp::SUM || kind.op == ReduceOp::MEAN; }
+
+// Is it one of those that are summed in registers, or a copy? Sums of floats are what training is
+// made of, in teams of 2, 4 and 8 above all; the rest makes do with one kernel a type.
+bool has_sum_kernel(const Kind& kind) {
+  if (!is_sum(kind) || kind.inputs > 8) return false;
+  if (kind.dtype == DType::uint8) return kind.op == ReduceOp::SUM && kind.inputs == 1;
+  if (kind.dtype == DType::float32) return true;
+  return kind.dtype >= DType::float16 && std::has_single_bit(unsigned(kind.inputs));
+}
+
 // Fills tables, and launches each when it is full.
 template <class Tables, class Launch>
 void launch_all(const Kind& kind, std::span<const Reduction* const> reductions,
@@ -339,32 +351,40 @@ class Launcher {
  private:
   template <class Type>
   void floats() {
-    if (kind_.op == ReduceOp::SUM || kind_.op == ReduceOp::MEAN) {
+    if (is_sum(kind_)) {
       switch (kind_.inputs) {
         case 1: return sum<Type, 1>();
         case 2: return sum<Type, 2>();
-        case 3: return sum<Type, 3>();
         case 4: return sum<Type, 4>();
-        case 5: return sum<Type, 5>();
-        case 6: return sum<Type, 6>();
-        case 7: return sum<Type, 7>();
         case 8: return sum<Type, 8>();
         default: break;
+      }
+      if constexpr (std::is_same_v<typename Type::Stored, float>) {
+        switch (kind_.inputs) {
+          case 3: return sum<Type, 3>();
+          case 5: return sum<Type, 5>();
+          case 6: return sum<Type, 6>();
+          case 7: return sum<Type, 7>();
+          default: break;
+        }
       }
     }
     combine<Type>();
   }
 
+  // Few are in a hurry for what follows, and each kind of table takes the compiler its time.
   template <class T>
   void integers() {
-    if (kind_.op == ReduceOp::MEAN) {
-      using Out = std::conditional_t<sizeof(T) <= 2, float, double>;
-      using Wide = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
-      return each(kThreads * kElements, [&](const Tables& table, uint32_t blocks) {
-        integer_mean_kernel<T, Out, Wide><<<blocks, kThreads, 0, stream_>>>(table);
-      });
+    if constexpr (Tables::kTensors > 1) {
+      if (kind_.op == ReduceOp::MEAN) {
+        using Out = std::conditional_t<sizeof(T) <= 2, float, double>;
+        using Wide = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
+        return each(kThreads * kElements, [&](const Tables& table, uint32_t blocks) {
+          integer_mean_kernel<T, Out, Wide><<<blocks, kThreads, 0, stream_>>>(table);
+        });
+      }
+      combine<Plain<T>>();
     }
-    combine<Plain<T>>();
   }
 
   template <class Type, int N>
@@ -377,9 +397,10 @@ class Launcher {
 
   template <class Type>
   void combine() {
-    each(kThreads * kElements, [&](const Tables& table, uint32_t blocks) {
-      combine_kernel<Type><<<blocks, kThreads, 0, stream_>>>(table, kind_.op);
-    });
+    if constexpr (Tables::kTensors > 1)
+      each(kThreads * kElements, [&](const Tables& table, uint32_t blocks) {
+        combine_kernel<Type><<<blocks, kThreads, 0, stream_>>>(table, kind_.op);
+      });
   }
 
   template <class F>
@@ -409,7 +430,7 @@ void run(cudaStream_t stream, const Kind& kind, std::span<const Reduction* const
     else
       launcher.launch();
   };
-  if (reductions.size() == 1 && pointers <= size_t(OneTensor::kPointers))
+  if (reductions.size() == 1 && pointers <= size_t(OneTensor::kPointers) && has_sum_kernel(kind))
     launch(static_cast<OneTensor*>(nullptr));
   else if (reductions.size() <= size_t(FewTensors::kTensors) &&
            pointers <= size_t(FewTensors::kPointers))
@@ -429,17 +450,24 @@ Reduction simplified(const Reduction& r) {
           .op = ReduceOp::SUM};
 }
 
+Kind kind_of(const Reduction& r) {
+  return {r.dtype, r.op, int(r.inputs.size()), r.op == ReduceOp::MEAN ? r.divisor : 1};
+}
+
 }  // namespace
 
 void reduce(int card, cudaStream_t stream, std::span<const Reduction> batch) {
   const OnCard here(card);
+  if (batch.size() == 1) {
+    if (batch[0].count == 0 || batch[0].outputs.empty()) return;
+    const Reduction alone = simplified(batch[0]);
+    const Reduction* const pointer = &alone;
+    return run(stream, kind_of(alone), {&pointer, 1});
+  }
   std::vector<Reduction> work;
   work.reserve(batch.size());
   for (const Reduction& r : batch)
     if (r.count > 0 && !r.outputs.empty()) work.push_back(simplified(r));
-  const auto kind_of = [](const Reduction& r) {
-    return Kind{r.dtype, r.op, int(r.inputs.size()), r.op == ReduceOp::MEAN ? r.divisor : 1};
-  };
   std::stable_sort(work.begin(), work.end(), [&](const Reduction& a, const Reduction& b) {
     return kind_of(a) < kind_of(b);
   });

@@ -25,7 +25,11 @@ class CudaRuntime : public device::GpuRuntime {
       return;
     }
     cards_ = 0;
-    why_none_ = status == cudaSuccess ? "the CUDA driver sees no card" : cudaGetErrorString(status);
+    why_none_ = status == cudaSuccess ? "the CUDA driver sees no card"
+                : status == cudaErrorInsufficientDriver
+                    ? fmt::format("there is no NVIDIA driver, or one older than CUDA {}.{}",
+                                  CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10)
+                    : cudaGetErrorString(status);
     cudaGetLastError();
   }
 
