@@ -65,6 +65,16 @@ size_t count_packs(std::span<const ValueDestinationPair> pairs, const PackingOpt
   return packs;
 }
 
+bool have_nccl() {
+  if (group::nccl_module()) return true;
+  if (base::settings().backend == "nccl")
+    throw UnavailableError(group::why_no_nccl() +
+                           "; unset TUTTI_BACKEND=nccl to fall back to a fused reduction");
+  base::log_once(base::LogLevel::warning,
+                 group::why_no_nccl() + "; falling back to a fused reduction");
+  return false;
+}
+
 // Dense values on distinct GPUs by NCCL, all others by the fused reduction.
 std::vector<Mirrored<Value>> reduce_by_nccl(ReduceOp op,
                                             std::span<const ValueDestinationPair> pairs,
@@ -74,7 +84,7 @@ std::vector<Mirrored<Value>> reduce_by_nccl(ReduceOp op,
   std::vector<size_t> rest;
   for (size_t i = 0; i < pairs.size(); ++i) {
     const auto& [value, destinations] = pairs[i];
-    if (cross_device::distinct_gpus(op, value, destinations) && group::nccl_module())
+    if (cross_device::distinct_gpus(op, value, destinations) && have_nccl())
       groups[{destinations.devices(), value[0].dtype()}].push_back(i);
     else
       rest.push_back(i);

@@ -301,7 +301,7 @@ void NcclLink::State::look(Clock::time_point previous_end) {
 void NcclLink::State::run() {
   Clock::time_point previous_end{}, looked{};
   std::unique_lock lock(mutex);
-  while (true) {
+  while (!Farewells::instance().finished) {
     if (failure && !aborted) {
       lock.unlock();
       abort();
@@ -338,8 +338,9 @@ void NcclLink::State::run() {
     lock.lock();
     if (!failure || aborted) changed.wait_for(lock, kLook);
   }
+  const bool left = closing;
   lock.unlock();
-  say_goodbye();
+  if (left) say_goodbye();
   over->store(true);
 }
 
