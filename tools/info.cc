@@ -29,7 +29,7 @@ constexpr Backend kBackends[] = {
     {"ucx", "ucx", "ranks on several hosts, over TCP, InfiniBand or RoCE"},
     {"mpi", "mpi_openmpi", "ranks of a job that Open MPI's mpirun started"},
     {"mpi", "mpi_mpich", "ranks of a job that MPICH's mpirun started"},
-    {"nccl", "cuda", "ranks with GPUs"},
+    {"nccl", "nccl", "ranks with a GPU each"},
 };
 
 struct ModuleNeeds {
@@ -44,7 +44,8 @@ constexpr ModuleNeeds kModules[] = {
     {"ucx", "transport between hosts", "libucx0", "libucx-dev"},
     {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
     {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},
-    {"cuda", "GPUs", "the CUDA runtime and NCCL", "the CUDA toolkit and NCCL"},
+    {"cuda", "GPUs", "NVIDIA's driver", "the CUDA toolkit"},
+    {"nccl", "collectives between GPUs", "NCCL (libnccl.so.2)", "the CUDA toolkit and NCCL"},
 };
 
 // Empty where the module can be loaded.

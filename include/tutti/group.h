@@ -4,14 +4,18 @@
 //   world.all_reduce(gradients, ReduceOp::MEAN);
 //
 // A buffer is any contiguous range of a known element type (std::vector<float>, std::span<int>,
-// ...) or a Tensor in host memory. All ranks call the same collectives in the same order, with the
-// same element type and number of elements; where they do not, every rank gets an
+// ...) or a Tensor, in host memory or on a GPU. All ranks call the same collectives in the same
+// order, with the same element type and number of elements; where they do not, every rank gets an
 // InvalidArgumentError with both sides in it. Every wait has a deadline
 // (CommunicationOptions::timeout, TUTTI_TIMEOUT). The first error is the last: every rank gets it,
 // in the call it is in and in every later one.
 //
 // Sums have the same bits whatever the number of elements, the backend, or the place of a rank: the
-// tree over ranks that ReduceOp describes.
+// tree over ranks that ReduceOp describes. NCCL, which moves what is on GPUs where every rank has
+// one of its own, adds floats in another order: CommunicationImplementation::RING does without it.
+//
+// On GPUs a call returns when its part is enqueued on this thread's stream, once all ranks have
+// called it. What goes wrong later fails the group, and is thrown by the next copy to the host.
 #pragma once
 
 #include <tutti/reduce_op.h>
@@ -70,7 +74,7 @@ concept LastingReadable = Readable<B> && Lasting<B>;
 template <class B>
 concept LastingWritable = Writable<B> && Lasting<B>;
 
-Memory read(const Tensor& tensor);   // InvalidArgumentError: holds nothing, not in host memory
+Memory read(const Tensor& tensor);   // InvalidArgumentError: holds nothing
 Memory write(const Tensor& tensor);  // also: read-only
 template <Range B>
 Memory read(const B& buffer) {
@@ -108,7 +112,8 @@ struct GroupAccess;
 class Work {
  public:
   Work() = default;
-  // Returns when the operation is done. Throws its error, every time it is asked.
+  // Returns when the operation is done; on GPUs, what this thread enqueues from here on comes after
+  // it. Throws its error, every time it is asked.
   void wait();
   bool done() const;
 

@@ -16,7 +16,7 @@ namespace {
 constexpr SettingDoc kDocs[] = {
     {"TUTTI_BACKEND", "",
      "what moves data between workers: shm, ucx, mpi or nccl, an error where that cannot be had; "
-     "empty: shared memory within a host and UCX between hosts"},
+     "empty: shared memory within a host, UCX between hosts, and NCCL between GPUs"},
     {"TUTTI_COORDINATOR", "",
      "the address of a coordination service that runs already, as under tutti run; empty: the "
      "chief "

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/log.h"
 #include "base/settings.h"
 #include "cross_device/fused.h"
+#include "cross_device/nccl.h"
 #include "cross_device/packing.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
@@ -18,16 +20,21 @@ namespace {
 
 using cross_device::PackingOptions;
 
-// NCCL reduces between GPUs, one replica on each.
+// NCCL reduces between GPUs, one replica on each. GPUs of one card are none.
 void check_nccl(std::span<const ValueDestinationPair> pairs) {
   const auto device_of = [](const Value& v) {
     return &detail::TensorAccess::device(v.is_sparse() ? v.slices().values : v.tensor());
   };
   for (const auto& [value, destinations] : pairs) {
     std::vector<const detail::Device*> seen;
+    const auto same = [](const detail::Device* a, const detail::Device* b) {
+      return a == b || (a->card() >= 0 && a->card() == b->card());
+    };
     for (const Value& v : value) {
       const detail::Device* const device = device_of(v);
-      if (device->type() == "GPU" && std::ranges::find(seen, device) == seen.end()) {
+      const bool known =
+          std::ranges::any_of(seen, [&](auto* other) { return same(device, other); });
+      if (device->type() == "GPU" && !known) {
         seen.push_back(device);
         continue;
       }
@@ -56,6 +63,37 @@ size_t count_packs(std::span<const ValueDestinationPair> pairs, const PackingOpt
   for (const auto& [key, elements] : groups)
     packs += cross_device::packing_plan(elements, size_of(key.second), options).size();
   return packs;
+}
+
+// Dense values on distinct GPUs by NCCL, all others by the fused reduction.
+std::vector<Mirrored<Value>> reduce_by_nccl(ReduceOp op,
+                                            std::span<const ValueDestinationPair> pairs,
+                                            const PackingOptions& packing,
+                                            const CommunicationOptions& options) {
+  std::map<std::pair<std::vector<std::string>, DType>, std::vector<size_t>> groups;
+  std::vector<size_t> rest;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const auto& [value, destinations] = pairs[i];
+    if (cross_device::distinct_gpus(op, value, destinations) && group::nccl_module())
+      groups[{destinations.devices(), value[0].dtype()}].push_back(i);
+    else
+      rest.push_back(i);
+  }
+  if (groups.empty()) return cross_device::fused_reduce(op, pairs);
+  std::vector<std::optional<Mirrored<Value>>> results(pairs.size());
+  for (const auto& [key, positions] : groups) {
+    std::vector<const ValueDestinationPair*> chosen;
+    for (const size_t i : positions) chosen.push_back(&pairs[i]);
+    auto reduced = cross_device::nccl_reduce(group::gpus(), op, chosen, packing, options);
+    for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(reduced[i]);
+  }
+  std::vector<ValueDestinationPair> others;
+  for (const size_t i : rest) others.push_back(pairs[i]);
+  auto reduced = cross_device::fused_reduce(op, others);
+  for (size_t i = 0; i < rest.size(); ++i) results[rest[i]] = std::move(reduced[i]);
+  std::vector<Mirrored<Value>> all;
+  for (std::optional<Mirrored<Value>>& result : results) all.push_back(std::move(*result));
+  return all;
 }
 
 }  // namespace
@@ -89,18 +127,19 @@ Mirrored<Value> AllReduceCrossDeviceOps::reduce_implementation(
 std::vector<Mirrored<Value>> AllReduceCrossDeviceOps::batch_reduce_implementation(
     ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
     const CommunicationOptions& options) {
-  if (all_reduce_alg_ == "nccl" || options.implementation == CommunicationImplementation::NCCL)
-    check_nccl(pairs);
+  const bool nccl =
+      all_reduce_alg_ == "nccl" || options.implementation == CommunicationImplementation::NCCL;
+  if (nccl) check_nccl(pairs);
+  const PackingOptions packing{.num_packs = num_packs_,
+                               .agg_small_grads_max_bytes = agg_small_grads_max_bytes_,
+                               .agg_small_grads_max_group = agg_small_grads_max_group_,
+                               .bytes_per_pack = options.bytes_per_pack};
   if (auto* span = observe::Span::current()) {
     span->set("algorithm", all_reduce_alg_);
     span->set("packing", "in place");
-    span->set("packs_asked_for",
-              int64_t(count_packs(pairs, {.num_packs = num_packs_,
-                                          .agg_small_grads_max_bytes = agg_small_grads_max_bytes_,
-                                          .agg_small_grads_max_group = agg_small_grads_max_group_,
-                                          .bytes_per_pack = options.bytes_per_pack})));
+    span->set("packs_asked_for", int64_t(count_packs(pairs, packing)));
   }
-  return cross_device::fused_reduce(op, pairs);
+  return nccl ? reduce_by_nccl(op, pairs, packing, options) : cross_device::fused_reduce(op, pairs);
 }
 
 HierarchicalCopyAllReduce::HierarchicalCopyAllReduce(int num_packs)

@@ -3,8 +3,10 @@
 #include <tutti/error.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <numeric>
+#include <optional>
 
 #include "base/log.h"
 #include "base/settings.h"
@@ -39,9 +41,55 @@ class Budget {
 // Dense values with as many components each, on their way through the group.
 struct Dense {
   std::vector<Tensor> inputs, outputs;
+  int card = -1;                                  // whose memory all of them are in
+  std::optional<Destinations> destinations = {};  // where the output goes in the end
   std::vector<const void*> from = {};
   std::vector<void*> to = {};
 };
+
+Device& host_device() {
+  return device::find("/job:localhost/replica:0/task:0/device:CPU:0", "CollectiveAllReduce");
+}
+
+// What the replicas give and get: where it is if that is one memory, the host's or that of `card`,
+// and else by way of the host.
+Dense make_dense(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations,
+                 int card) {
+  Dense dense{.inputs = {}, .outputs = {}};
+  for (const Value& v : value)
+    dense.inputs.push_back(v.is_sparse() ? v.slices().to_dense() : v.tensor());
+  const auto all_on = [&](int where) {
+    return std::ranges::all_of(
+               dense.inputs,
+               [&](const Tensor& t) { return TensorAccess::device(t).card() == where; }) &&
+           std::ranges::all_of(TensorAccess::devices(destinations),
+                               [&](const Device* device) { return device->card() == where; });
+  };
+  std::vector<Device*> outputs = TensorAccess::devices(destinations);
+  if (card >= 0 && all_on(card)) {
+    dense.card = card;
+  } else if (!all_on(-1)) {
+    dense.destinations = destinations;
+    outputs = {&host_device()};
+    for (Tensor& input : dense.inputs)
+      if (TensorAccess::device(input).card() >= 0) input = detail::clone_to(input, host_device());
+  }
+  for (Device* const device : outputs)
+    dense.outputs.push_back(TensorAccess::empty(
+        dense.inputs[0].shape(), result_dtype(op, dense.inputs[0].dtype()), *device));
+  return dense;
+}
+
+Mirrored<Value> result_of(const Dense& dense) {
+  std::vector<Value> values;
+  if (!dense.destinations) {
+    values.assign(dense.outputs.begin(), dense.outputs.end());
+  } else {
+    for (Device* const device : TensorAccess::devices(*dense.destinations))
+      values.emplace_back(detail::clone_to(dense.outputs[0], *device));
+  }
+  return Mirrored<Value>(std::move(values));
+}
 
 // What a rank tells the others of its slices before they travel.
 struct SlicesHeader {
@@ -89,8 +137,10 @@ struct CollectiveAllReduce::State {
                       what, components, devices.size()));
   }
 
-  static void check_implementation(const CommunicationOptions& options) {
+  // For values on GPUs the group decides.
+  void check_implementation(const CommunicationOptions& options) const {
     if (options.implementation != CommunicationImplementation::NCCL) return;
+    if (devices[0]->card() >= 0) return;
     if (base::settings().backend == "nccl")
       throw UnavailableError(
           "\"nccl\" reduces between distinct GPUs, and the replicas are on others; unset "
@@ -101,9 +151,10 @@ struct CollectiveAllReduce::State {
         "back to the group's own way");
   }
 
-  // All values with `components` leaves on each rank.
+  // All values with `components` leaves on each rank, in one memory.
   void reduce_dense(ReduceOp op, std::span<Dense> values, size_t components, const Budget& budget,
                     int64_t bytes_per_pack) {
+    const int card = values.empty() ? -1 : values[0].card;
     std::vector<int> owners;
     for (int rank = 0; rank < group.size(); ++rank) owners.insert(owners.end(), components, rank);
     std::vector<group::Piece> pieces;
@@ -121,7 +172,8 @@ struct CollectiveAllReduce::State {
     if (packs.empty()) packs.emplace_back();
     for (const std::vector<size_t>& pack : packs)
       ranks().all_reduce_leaves(
-          {std::span(pieces).subspan(pack.empty() ? 0 : pack.front(), pack.size()), owners, op},
+          {std::span(pieces).subspan(pack.empty() ? 0 : pack.front(), pack.size()), owners, op,
+           card},
           budget.left());
     if (auto* const span = observe::Span::current()) span->set("packs", int64_t(packs.size()));
   }
@@ -208,9 +260,9 @@ CollectiveAllReduce::CollectiveAllReduce(const std::vector<std::string>& devices
     if (std::ranges::find(state_->devices, &device) != state_->devices.end())
       throw InvalidArgumentError(
           fmt::format("CollectiveAllReduce: the device {} is named twice", device.name()));
-    if (!device.in_host_memory())
-      throw InvalidArgumentError(
-          fmt::format("CollectiveAllReduce: {} is not in host memory", device.name()));
+    if (!device.in_host_memory() && device.card() < 0)
+      throw InvalidArgumentError(fmt::format(
+          "CollectiveAllReduce: {} is neither in host memory nor on a GPU", device.name()));
     state_->devices.push_back(&device);
   }
 }
@@ -230,14 +282,20 @@ Mirrored<Value> CollectiveAllReduce::reduce_implementation(ReduceOp op,
 std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
     ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
     const CommunicationOptions& options) {
-  State::check_implementation(options);
+  state_->check_implementation(options);
   for (const auto& [value, destinations] : pairs) state_->check_size("reduce", value.size());
   if (!spans_processes()) return cross_device::fused_reduce(op, pairs);
 
   const Budget budget(options);
   const std::lock_guard lock(state_->mutex);
   const size_t devices = state_->devices.size();
-  std::vector<Dense> whole, replicated;  // one leaf for each rank, or one for each replica
+  // One leaf for each replica, or one for each rank; on the GPU, or on the host. All ranks take
+  // them in this order.
+  std::array<std::vector<Dense>, 4> dense;
+  const auto kind_of = [&](const PerReplica<Value>& value, int card) {
+    return size_t(value.size() == devices ? 0 : 1) + (card < 0 ? 2 : 0);
+  };
+  std::vector<std::pair<size_t, size_t>> places;  // of each dense value in there
   std::vector<IndexedSlices> sparse;
   for (const auto& [value, destinations] : pairs) {
     if (cross_device::is_sparse(value)) {
@@ -245,23 +303,23 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
       sparse.push_back(cross_device::fused_reduce(ReduceOp::SUM, value, here)[0].slices());
       continue;
     }
-    Dense dense{.inputs = {}, .outputs = {}};
-    for (const Value& v : value)
-      dense.inputs.push_back(v.is_sparse() ? v.slices().to_dense() : v.tensor());
-    for (Device* const device : TensorAccess::devices(destinations))
-      dense.outputs.push_back(TensorAccess::empty(
-          dense.inputs[0].shape(), result_dtype(op, dense.inputs[0].dtype()), *device));
-    (value.size() == devices ? replicated : whole).push_back(std::move(dense));
+    Dense next = make_dense(op, value, destinations, state_->devices[0]->card());
+    const size_t kind = kind_of(value, next.card);
+    places.emplace_back(kind, dense[kind].size());
+    dense[kind].push_back(std::move(next));
   }
   if (auto* const span = observe::Span::current())
     span->set("algorithm", std::string(state_->group.backend()));
-  if (!replicated.empty() || pairs.empty())  // nothing is something to agree on
-    state_->reduce_dense(op, replicated, devices, budget, options.bytes_per_pack);
-  if (!whole.empty()) state_->reduce_dense(op, whole, 1, budget, options.bytes_per_pack);
+  if (pairs.empty())  // nothing is something to agree on
+    state_->reduce_dense(op, {}, devices, budget, options.bytes_per_pack);
+  for (size_t kind = 0; kind < dense.size(); ++kind)
+    if (!dense[kind].empty())
+      state_->reduce_dense(op, dense[kind], kind % 2 == 0 ? devices : 1, budget,
+                           options.bytes_per_pack);
   if (!sparse.empty()) sparse = state_->gather_slices(op, sparse, budget);
 
   std::vector<Mirrored<Value>> results;
-  size_t next_whole = 0, next_replicated = 0, next_sparse = 0;
+  size_t next_dense = 0, next_sparse = 0;
   for (const auto& [value, destinations] : pairs) {
     if (cross_device::is_sparse(value)) {
       const auto replicas = int64_t(value.size()) * state_->group.size();
@@ -269,9 +327,8 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
                                                    destinations, replicas));
       continue;
     }
-    const std::vector<Tensor>& outputs =
-        (value.size() == devices ? replicated[next_replicated++] : whole[next_whole++]).outputs;
-    results.emplace_back(std::vector<Value>(outputs.begin(), outputs.end()));
+    const auto [kind, place] = places[next_dense++];
+    results.push_back(result_of(dense[kind][place]));
   }
   return results;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/module.h"
+#include "device/failure.h"
 
 namespace tutti {
 
@@ -165,6 +166,7 @@ class GpuDevice : public Device {
     const Stream stream = current_stream(card_);
     runtime().copy(card_, to, from, bytes, stream);
     runtime().synchronize(card_, stream);
+    throw_failure(card_);
   }
 
  private:
@@ -280,7 +282,9 @@ void copy_runs(const Device& to_device, void* to, size_t to_stride, const Device
   else
     runtime().copy_runs(card, to, to_stride, from, from_stride, run, count, stream);
   if (between) order(from_card, current_stream(from_card), card, stream);  // it may be freed there
-  if (to_card < 0) runtime().synchronize(card, stream);
+  if (to_card >= 0) return;
+  runtime().synchronize(card, stream);
+  throw_failure(card);
 }
 
 }  // namespace device
@@ -305,6 +309,7 @@ int cuda_card(std::string_view device) { return card_of(device, "cuda_card"); }
 void synchronize(std::string_view device) {
   const int card = card_of(device, "synchronize");
   device::runtime().synchronize(card, device::current_stream(card));
+  device::throw_failure(card);
 }
 
 StreamScope::StreamScope(void* stream, std::string_view device)

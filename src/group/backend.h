@@ -22,6 +22,7 @@ class Backend {
   virtual int size() const = 0;
   virtual std::string address(int rank) const = 0;  // "worker-2:5000"; empty for a thread
 
+  // What is done is the call's; what the ranks must agree on, and what errors speak of, is `what`.
   virtual void run(const Description& what, const detail::GroupCall& call, Patience patience) = 0;
   virtual void all_reduce(const Description& what, const LeafReduction& reduction,
                           Patience patience) = 0;
@@ -35,6 +36,10 @@ class Backend {
 
   // Memory that all ranks reach.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
+
+  // Throws where the group has failed, or has lost a rank; `during` starts the text. Beside
+  // everything else.
+  virtual void check(const std::string& during) = 0;
 
   // Every rank gets this error from now on, unless there was one before.
   virtual void poison(ErrorCode code, const std::string& text) = 0;

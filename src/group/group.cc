@@ -23,8 +23,10 @@ namespace detail {
 
 Memory read(const Tensor& tensor) {
   if (!tensor) throw InvalidArgumentError("group: the tensor holds nothing");
-  if (!TensorAccess::device(tensor).in_host_memory())
-    throw InvalidArgumentError(fmt::format("group: {} is not in host memory", tensor.to_string()));
+  const Device& device = TensorAccess::device(tensor);
+  if (!device.in_host_memory() && device.card() < 0)
+    throw InvalidArgumentError(
+        fmt::format("group: {} is neither in host memory nor on a GPU", tensor.to_string()));
   return {TensorAccess::data(tensor), tensor.num_elements(), tensor.dtype(), tensor};
 }
 
@@ -52,6 +54,7 @@ void Work::wait() {
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });
   if (state_->error) throw_error(state_->error->first, state_->error->second);
+  state_->after.wait();
 }
 
 bool Work::done() const {

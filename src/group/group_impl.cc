@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "observe/timeline.h"
+#include "tensor/tensor_impl.h"
 
 namespace tutti::detail {
 
@@ -55,6 +56,33 @@ int64_t bytes_of(std::span<const group::Piece> pieces) {
 Patience patience_of(const CommunicationOptions& options) {
   const base::Settings& settings = base::settings();
   return {options.timeout.value_or(settings.timeout), settings.warn_after};
+}
+
+// The GPU that holds it; -1: host memory.
+int card_of(const Memory& memory) {
+  return memory.tensor ? TensorAccess::device(memory.tensor).card() : -1;
+}
+
+[[noreturn]] void on_two_devices(Collective kind, const Tensor& one, const Tensor& other) {
+  const auto text = [](const Tensor& tensor) {
+    return tensor ? fmt::format("on {}", tensor.device()) : "in host memory";
+  };
+  invalid(kind, fmt::format("one buffer is {} and another {}; those of one call lie in one memory",
+                            text(one), text(other)));
+}
+
+int card_of(const GroupCall& call, int rank) {
+  const int in = card_of(call.in), out = card_of(call.out);
+  if (in < 0 && out < 0) return -1;
+  const group::Uses uses = group::uses_of(call, rank);
+  if (uses.in && uses.out && in != out) on_two_devices(call.kind, call.in.tensor, call.out.tensor);
+  return uses.in ? in : out;
+}
+
+group::Place place_of(int card, const CommunicationOptions& options) {
+  if (card < 0) return group::Place::host;
+  return options.implementation == CommunicationImplementation::RING ? group::Place::gpu_by_host
+                                                                     : group::Place::gpu;
 }
 
 // Two buffers of one call may be the same from `allowed` on, or must lie apart.
@@ -251,28 +279,51 @@ void GroupImpl::in_order(const Step& step, const F& operation) {
   enqueue(run).wait();
 }
 
+group::GpuCollectives& GroupImpl::on_gpus() {
+  std::call_once(gpus_used_, [&] {
+    on_gpus_ = std::make_unique<group::GpuCollectives>(*backend_, group::gpus(),
+                                                       base::settings().backend == "nccl");
+  });
+  return *on_gpus_;
+}
+
+void GroupImpl::perform(const Description& what, const GroupCall& call, Patience patience,
+                        const group::Record& record) {
+  const int card = card_of(call, rank());
+  if (card < 0) return backend_->run(what, call, patience);
+  on_gpus().run({{what, record.number(), patience}, card}, call);
+}
+
+void GroupImpl::perform(const Description& what, const group::LeafReduction& reduction,
+                        Patience patience) {
+  if (reduction.card < 0) return backend_->all_reduce(what, reduction, patience);
+  on_gpus().all_reduce({{what, collectives_.number(), patience}, reduction.card}, reduction);
+}
+
 void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
   if (options.bytes_per_pack != 0 || options.timeout) options.validate(group::name(call.kind));
-  const Description what = checked(call, rank(), size());
+  Description what = checked(call, rank(), size());
   const Patience patience = patience_of(options);
-  const auto operation = [&] { backend_->run(what, call, patience); };
   const Step step{what, bytes_of(call)};
+  // The other side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
-    return recorded(sent_, step, operation);
+    return recorded(sent_, step, [&] { perform(what, call, patience, sent_); });
   }
   if (call.kind == Collective::recv) {
     std::lock_guard lock(receiving_);
-    return recorded(received_, step, operation);
+    return recorded(received_, step, [&] { perform(what, call, patience, received_); });
   }
-  in_order(step, operation);
+  what.place = place_of(card_of(call, rank()), options);
+  in_order(step, [&] { perform(what, call, patience, collectives_); });
 }
 
 Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
   options.validate(group::name(call.kind));
-  const Description what = checked(call, rank(), size());
+  Description what = checked(call, rank(), size());
+  what.place = place_of(card_of(call, rank()), options);
   return enqueue([this, what, call, patience = patience_of(options)] {
-    collective({what, bytes_of(call)}, [&] { backend_->run(what, call, patience); });
+    collective({what, bytes_of(call)}, [&] { perform(what, call, patience, collectives_); });
   });
 }
 
@@ -280,11 +331,14 @@ namespace {
 
 // A list of tensors, as the leaves of one reduction.
 struct TensorList {
-  TensorList(std::span<const Tensor> list, ReduceOp op, int size)
+  TensorList(std::span<const Tensor> list, ReduceOp op, int size,
+             const CommunicationOptions& options)
       : tensors(list.begin(), list.end()) {
     what = {.kind = Collective::all_reduce, .op = op, .tensors = uint32_t(list.size())};
     for (const Tensor& tensor : tensors) {
       const Memory memory = write(tensor);
+      if (inputs.empty()) card = card_of(memory);
+      if (card_of(memory) != card) on_two_devices(Collective::all_reduce, tensors[0], tensor);
       if (result_dtype(op, memory.dtype) != memory.dtype)
         invalid(Collective::all_reduce,
                 fmt::format("the {} of {} is {}, which does not fit in place", name(op),
@@ -298,6 +352,7 @@ struct TensorList {
       pieces.push_back(
           {{&inputs[i], 1}, {&outputs[i], 1}, tensors[i].num_elements(), tensors[i].dtype()});
     for (int r = 0; r < size; ++r) owners.push_back(r);
+    what.place = place_of(card, options);
     check_apart_from_each_other();
   }
   TensorList(const TensorList&) = delete;
@@ -319,6 +374,7 @@ struct TensorList {
   std::vector<void*> outputs;
   std::vector<group::Piece> pieces;
   std::vector<int> owners;
+  int card = -1;
   Description what;
 };
 
@@ -329,9 +385,9 @@ void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   if (tensors.size() == 1)  // no different from the tensor itself, on whatever rank
     return run(in_place(Collective::all_reduce, write(tensors[0]), op), options);
   options.validate("all_reduce");
-  const TensorList list(tensors, op, size());
+  const TensorList list(tensors, op, size(), options);
   in_order({list.what, bytes_of(list.pieces)}, [&] {
-    backend_->all_reduce(list.what, {list.pieces, list.owners, op}, patience_of(options));
+    perform(list.what, {list.pieces, list.owners, op, list.card}, patience_of(options));
   });
 }
 
@@ -340,10 +396,10 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   if (tensors.size() == 1)
     return start(in_place(Collective::all_reduce, write(tensors[0]), op), options);
   options.validate("all_reduce");
-  const auto list = std::make_shared<const TensorList>(tensors, op, size());
+  const auto list = std::make_shared<const TensorList>(tensors, op, size(), options);
   return enqueue([this, list, op, patience = patience_of(options)] {
     collective({list->what, bytes_of(list->pieces)}, [&] {
-      backend_->all_reduce(list->what, {list->pieces, list->owners, op}, patience);
+      perform(list->what, {list->pieces, list->owners, op, list->card}, patience);
     });
   });
 }
@@ -352,6 +408,7 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
                                   const CommunicationOptions& options) {
   options.validate("all_reduce");
   Description what{.kind = Collective::all_reduce,
+                   .place = place_of(reduction.card, options),
                    .op = reduction.op,
                    .tensors = uint32_t(reduction.pieces.size())};
   if (!reduction.pieces.empty()) {
@@ -362,18 +419,23 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
     what.others = group::mixed(what.others + uint64_t(piece.dtype), uint64_t(piece.count));
   for (const int owner : reduction.owners) what.others = group::mixed(what.others, uint64_t(owner));
   in_order({what, bytes_of(reduction.pieces)},
-           [&] { backend_->all_reduce(what, reduction, patience_of(options)); });
+           [&] { perform(what, reduction, patience_of(options)); });
 }
 
 void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
                                   std::span<const int64_t> counts,
                                   const CommunicationOptions& options) {
-  Description what{.kind = Collective::all_gather};
+  const GroupCall call{Collective::all_gather, in, out};
+  const int card = card_of(call, rank());
+  Description what{.kind = call.kind, .place = place_of(card, options)};
   what.dtype = in.dtype;
   what.extents = {out.count};
   for (const int64_t count : counts) what.others = group::mixed(what.others + 1, uint64_t(count));
-  in_order({what, bytes_of(out)},
-           [&] { backend_->all_gather_uneven(what, in, out, counts, patience_of(options)); });
+  const Patience patience = patience_of(options);
+  in_order({what, bytes_of(out)}, [&] {
+    if (card < 0) return backend_->all_gather_uneven(what, in, out, counts, patience);
+    on_gpus().all_gather_uneven({{what, collectives_.number(), patience}, card}, in, out, counts);
+  });
 }
 
 std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
@@ -395,10 +457,11 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
 
 Work GroupImpl::enqueue(std::function<void()> operation) {
   auto state = std::make_shared<Work::State>();
+  auto before = std::make_shared<const device::Fence>(device::Fence::here());
   std::lock_guard lock(queue_mutex_);
   if (!thread_.joinable()) thread_ = std::thread([this] { work_off_queue(); });
   pending_.fetch_add(1);
-  queue_.push_back({std::move(operation), state});
+  queue_.push_back({std::move(operation), state, std::move(before)});
   queue_changed_.notify_one();
   return Work(state);
 }
@@ -413,11 +476,14 @@ void GroupImpl::work_off_queue() {
     const bool cancelled = closing_;
     lock.unlock();
     std::optional<std::pair<ErrorCode, std::string>> error;
+    device::Fence after;
     if (cancelled) {
       error = {ErrorCode::cancelled, "the group was left before the operation began"};
     } else {
       try {
+        next.before->wait();
         next.operation();
+        after = device::Fence::here();
       } catch (const Error& e) {
         error = {e.code(), e.what()};
       } catch (const std::exception& e) {
@@ -428,6 +494,7 @@ void GroupImpl::work_off_queue() {
     {
       std::lock_guard state_lock(next.state->mutex);
       next.state->error = std::move(error);
+      next.state->after = std::move(after);
       next.state->done = true;
     }
     next.state->changed.notify_all();

@@ -13,7 +13,9 @@
 #include <thread>
 
 #include "base/settings.h"
+#include "device/gpu.h"
 #include "group/backend.h"
+#include "group/gpu_collectives.h"
 #include "group/record.h"
 #include "group/stragglers.h"
 
@@ -25,6 +27,7 @@ struct Work::State {
   bool done = false;
   // The error, kept as text: an exception is never shared between threads.
   std::optional<std::pair<ErrorCode, std::string>> error;
+  device::Fence after;  // what it has enqueued on GPUs
 };
 
 namespace detail {
@@ -49,7 +52,7 @@ class GroupImpl {
                   const CommunicationOptions& options);
   Work start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
                         const CommunicationOptions& options);
-  // The replicas of this rank are leaves of the tree; see LeafReduction.
+  // The replicas of this rank are leaves of the tree; see LeafReduction. With `card`, on that GPU.
   void all_reduce_leaves(const group::LeafReduction& reduction,
                          const CommunicationOptions& options);
   void all_gather_uneven(const Memory& in, const Memory& out, std::span<const int64_t> counts,
@@ -69,6 +72,12 @@ class GroupImpl {
   template <class F>
   void recorded(group::Record& record, const Step& step, const F& operation);
   void compare_stragglers();
+  // On the host or on GPUs, as `what` says.
+  void perform(const group::Description& what, const GroupCall& call, group::Patience patience,
+               const group::Record& record);
+  void perform(const group::Description& what, const group::LeafReduction& reduction,
+               group::Patience patience);
+  group::GpuCollectives& on_gpus();
   Work enqueue(std::function<void()> operation);
   void work_off_queue();
   [[noreturn]] void explain(const Error& error, const group::Record& record);
@@ -78,11 +87,15 @@ class GroupImpl {
   group::Record collectives_, sent_, received_;
   group::Stragglers stragglers_;
 
+  std::once_flag gpus_used_;
+  std::unique_ptr<group::GpuCollectives> on_gpus_;
+
   std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
   struct Queued {
     std::function<void()> operation;
     std::shared_ptr<Work::State> state;
+    std::shared_ptr<const device::Fence> before;  // what its caller has enqueued on GPUs
   };
   std::deque<Queued> queue_;
   std::atomic<int> pending_{0};  // queued or running

@@ -27,9 +27,9 @@ std::string_view name(Collective kind) {
 }
 
 uint64_t Description::hash() const {
-  uint64_t sum = mixed(
-      uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 | uint64_t(uint32_t(root)) << 32,
-      uint64_t(tensors) | uint64_t(rank) << 32);
+  uint64_t sum = mixed(uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
+                           uint64_t(place) << 24 | uint64_t(uint32_t(root)) << 32,
+                       uint64_t(tensors) | uint64_t(rank) << 32);
   for (const int64_t extent : extents) sum = mixed(sum, uint64_t(extent));
   return mixed(sum, others);
 }
@@ -46,6 +46,9 @@ std::string Description::to_string() const {
     text = fmt::format("{} tensors, the first {}, the others {:08x}", tensors, text,
                        uint32_t(others ^ others >> 32));
   if (kind == Collective::all_gather && others == kStragglers) text += ", for TUTTI_STRAGGLERS";
+  if (others == kGpus) text += ", what each has for a GPU";
+  if (place == Place::gpu) text += " on GPUs";
+  if (place == Place::gpu_by_host) text += " on GPUs, not by NCCL";
   switch (kind) {
     case Collective::all_reduce:
     case Collective::reduce:

@@ -15,10 +15,14 @@ using detail::Collective;
 
 std::string_view name(Collective kind);
 
+// Where an operation's memory is, and who moves it: the group, or for GPUs' NCCL where that can be.
+enum class Place : uint8_t { host, gpu, gpu_by_host };
+
 // What all ranks must say alike. Plain bytes, since it lies where other processes read it.
 struct Description {
   Collective kind = Collective::barrier;
   DType dtype = DType::float32;
+  Place place = Place::host;
   ReduceOp op = ReduceOp::SUM;
   int32_t root = -1;
   uint32_t tensors = 1;
@@ -27,6 +31,8 @@ struct Description {
   uint64_t others = 0;                  // stands for the other tensors, and for who has which leaf
   // `others` of what ranks tell each other for the straggler report.
   static constexpr uint64_t kStragglers = 0x73747261'67676c65;
+  // And of what they tell each other of their GPUs.
+  static constexpr uint64_t kGpus = 0x67707573'67707573;
 
   uint64_t hash() const;
   std::string to_string() const;  // "float32[3, 2], SUM"
@@ -46,6 +52,7 @@ struct LeafReduction {
   std::span<const Piece> pieces;
   std::span<const int> owners;
   ReduceOp op;
+  int card = -1;  // whose memory all pieces are in; -1: the host's
 };
 
 // How long a call may wait, in all; counted from its first wait.

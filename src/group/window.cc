@@ -196,28 +196,30 @@ void Window::await(Wait& wait) {
   }
 }
 
-void Window::look_around(Wait& wait) {
+void Window::check_ranks(const std::string& during) {
   check();  // a published error comes first
-  const auto still_missing = [&] { return !wait.over(wait.word.load(std::memory_order_acquire)); };
   for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    if (blocks_[size_t(r)]->left.load()) {
-      // Who left is missed only by those who wait for it; it may have done its part before.
-      if (r == wait.peer && still_missing())
-        fail(ErrorCode::unavailable,
-             fmt::format("{}: {} has left the group; {}", described(wait.what, wait.number),
-                         name_of(r), progress(r)));
-      continue;
-    }
+    if (r == rank_ || blocks_[size_t(r)]->left.load()) continue;
     const std::string loss = members_->loss(r);
     if (loss.empty()) continue;
     check();  // the lost one may have said why before it went
-    if (blocks_[size_t(r)]->left.load()) continue;
-    fail(ErrorCode::unavailable, fmt::format("{}: {} {}; {}", described(wait.what, wait.number),
-                                             name_of(r), loss, progress(r)));
+    if (!blocks_[size_t(r)]->left.load())
+      fail(ErrorCode::unavailable,
+           fmt::format("{}: {} {}; {}", during, name_of(r), loss, progress(r)));
   }
   if (const auto failure = members_->failure())
-    fail(failure->code, fmt::format("{}: {}", described(wait.what, wait.number), failure->text));
+    fail(failure->code, fmt::format("{}: {}", during, failure->text));
+}
+
+void Window::look_around(Wait& wait) {
+  check();  // a published error comes first
+  const auto still_missing = [&] { return !wait.over(wait.word.load(std::memory_order_acquire)); };
+  // Who left is missed only by those who wait for it; it may have done its part before.
+  if (blocks_[size_t(wait.peer)]->left.load() && still_missing())
+    fail(ErrorCode::unavailable,
+         fmt::format("{}: {} has left the group; {}", described(wait.what, wait.number),
+                     name_of(wait.peer), progress(wait.peer)));
+  check_ranks(described(wait.what, wait.number));
   const auto is_missing = [&](int r) {
     return wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer;
   };

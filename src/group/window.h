@@ -173,6 +173,8 @@ class Window {
   void poison(ErrorCode code, const std::string& text);
   // Throws where the group has failed.
   void check() const;
+  // Also where a rank is lost, which fails the group; `during` starts the text. On any thread.
+  void check_ranks(const std::string& during);
 
  private:
   struct Wait;

@@ -339,6 +339,15 @@ void Wire::check() {
   throw_error(failure.code, failure.text);
 }
 
+void Wire::check_ranks(const std::string& during) {
+  transport_.progress();
+  network_->listen();
+  check();
+  if (window_) window_->check_ranks(during);
+  if (const auto failure = members_->failure())
+    fail(failure->code, fmt::format("{}: {}", during, failure->text));
+}
+
 void Wire::send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience) {
   ++sent_;
   transport_.progress();

@@ -111,6 +111,8 @@ class Wire final : private Network::Listener {
   [[noreturn]] void fail(ErrorCode code, const std::string& text);
   void poison(ErrorCode code, const std::string& text);
   void check();
+  // Also where a rank is lost; `during` starts the text. On any thread.
+  void check_ranks(const std::string& during);
 
  private:
   struct Greeting;

@@ -493,13 +493,13 @@ void Networked::all_at_once(const GroupCall& call, bool wanted) {
 }
 
 void Networked::run(const Description& what, const GroupCall& call, Patience patience) {
-  if (what.kind == Collective::send) return wire_.send(what, call.in, call.tag, patience);
-  if (what.kind == Collective::recv) return wire_.recv(what, call.out, call.tag, patience);
+  if (call.kind == Collective::send) return wire_.send(what, call.in, call.tag, patience);
+  if (call.kind == Collective::recv) return wire_.recv(what, call.out, call.tag, patience);
   const int me = wire_.rank(), n = wire_.size(), root = call.root;
-  if (what.kind == Collective::all_reduce || what.kind == Collective::reduce) {
+  if (call.kind == Collective::all_reduce || call.kind == Collective::reduce) {
     const void* const in = call.in.data;
     void* const out = call.out.data;
-    const bool wanted = what.kind == Collective::all_reduce || me == root;
+    const bool wanted = call.kind == Collective::all_reduce || me == root;
     const Piece piece{{&in, 1}, {&out, size_t(wanted ? 1 : 0)}, call.in.count, call.in.dtype};
     if (!is_soon_told(size_in_bytes(call.in)))
       return all_reduce(what, {{&piece, 1}, everybody_, call.op}, patience);
@@ -535,7 +535,7 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
   };
   const std::vector<int> nobody, the_root{root};
   const auto& all = others_;
-  switch (what.kind) {
+  switch (call.kind) {
     case Collective::barrier: wire_.meet(others_, window_); break;
     case Collective::broadcast:
       if (out_bytes > kSmallMessage && n > 2) {
@@ -549,7 +549,7 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
     case Collective::all_gather:
     case Collective::split:
     case Collective::gather: {
-      const bool gather = what.kind == Collective::gather;
+      const bool gather = call.kind == Collective::gather;
       const auto place = [&](int peer) { return out + size_t(peer) * in_bytes; };
       exchange(
           in_bytes,

@@ -34,10 +34,10 @@ void Windowed::in_chunks(size_t bytes, size_t chunk, const Show& show, const Tak
 }
 
 void Windowed::run(const Description& what, const GroupCall& call, Patience patience) {
-  if (what.kind == Collective::send) return window_.send(what, call.in, call.tag, patience);
-  if (what.kind == Collective::recv) return window_.recv(what, call.out, call.tag, patience);
+  if (call.kind == Collective::send) return window_.send(what, call.in, call.tag, patience);
+  if (call.kind == Collective::recv) return window_.recv(what, call.out, call.tag, patience);
   const size_t in_bytes = size_in_bytes(call.in), out_bytes = size_in_bytes(call.out);
-  if (what.kind == Collective::all_reduce && in_bytes > kWhole) {
+  if (call.kind == Collective::all_reduce && in_bytes > kWhole) {
     const void* const in = call.in.data;
     void* const out = call.out.data;
     const Piece piece{{&in, 1}, {&out, 1}, call.in.count, call.in.dtype};
@@ -81,7 +81,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
     return at / size_of(call.in.dtype) * size_of(call.out.dtype);
   };
 
-  switch (what.kind) {
+  switch (call.kind) {
     case Collective::barrier: window_.meet(); break;
     case Collective::broadcast:
       in_chunks(
@@ -100,7 +100,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
           in_bytes, kArea,
           [&](size_t at, size_t now) { copy_bytes(window_.mine(now), in + at, now); },
           [&](size_t at, size_t now) {
-            if (what.kind == Collective::gather && me != root) return;
+            if (call.kind == Collective::gather && me != root) return;
             for (int r = 0; r < n; ++r)
               copy_bytes(out + size_t(r) * in_bytes + at, window_.shown(r, now), now);
           });
@@ -129,7 +129,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
           in_bytes, kArea,
           [&](size_t at, size_t now) { copy_bytes(window_.mine(now), in + at, now); },
           [&](size_t at, size_t now) {
-            if (me == root || what.kind == Collective::all_reduce)
+            if (me == root || call.kind == Collective::all_reduce)
               combined(out + result_at(at), now, [&](int r) { return window_.shown(r, now); });
           });
       break;
@@ -246,8 +246,7 @@ void Windowed::in_place(const Stream& stream) {
           for (size_t k = 0; k < count_of(r, 1); ++k)
             if (const uint64_t place = place_of(r, part.index, count_of(r, 0) + k);
                 place != Reach::kNowhere)
-              to.push_back(bytes_of(reach_.find(r, place)) +
-                           part.result_at(stream.reduction().op));
+              to.push_back(bytes_of(reach_.find(r, place)) + part.result_at(stream.reduction().op));
       });
   touch.end();
   window_.meet();

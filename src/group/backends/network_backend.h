@@ -60,6 +60,7 @@ class NetworkBackend : public Backend {
                          Patience patience) override;
   std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
+  void check(const std::string& during) override { wire_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override { wire_.poison(code, text); }
 
  private:

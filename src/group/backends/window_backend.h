@@ -39,6 +39,7 @@ class WindowBackend : public Backend {
   std::shared_ptr<void> allocate(size_t bytes) override {
     return neighbourhood_.reach->allocate(bytes);
   }
+  void check(const std::string& during) override { window_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override { window_.poison(code, text); }
 
  private:

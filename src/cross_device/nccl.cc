@@ -1,0 +1,167 @@
+#include "cross_device/nccl.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "base/settings.h"
+#include "group/gpu_collectives.h"
+#include "tensor/tensor_impl.h"
+
+namespace tutti::cross_device {
+
+namespace {
+
+using detail::Device;
+using detail::TensorAccess;
+
+// The communicators of each list of cards, for all who reduce there. One launches at a time: two
+// who launch on the same cards in different orders would wait for each other.
+struct Links {
+  std::mutex mutex;
+  std::map<std::vector<int>, std::unique_ptr<group::NcclLink>> by_cards;
+  uint64_t launches = 0;
+};
+
+// Never destroyed: it may be used until the process ends.
+Links& links() {
+  static auto* const links = new Links;
+  return *links;
+}
+
+std::vector<int> cards_of(const PerReplica<Value>& value) {
+  std::vector<int> cards;
+  for (const Value& v : value) cards.push_back(TensorAccess::device(v.tensor()).card());
+  return cards;
+}
+
+std::byte* element(const Tensor& tensor, int64_t at) {
+  return static_cast<std::byte*>(TensorAccess::data(tensor)) + size_t(at) * size_of(tensor.dtype());
+}
+
+group::Patience patience_of(const CommunicationOptions& options) {
+  const base::Settings& settings = base::settings();
+  return {options.timeout.value_or(settings.timeout), settings.warn_after};
+}
+
+}  // namespace
+
+size_t distinct_gpus(ReduceOp op, const PerReplica<Value>& value,
+                     const Destinations& destinations) {
+  const std::vector<Device*>& to = TensorAccess::devices(destinations);
+  if (to.size() != value.size() || value.size() < 2) return 0;
+  if (std::ranges::any_of(value, &Value::is_sparse)) return 0;
+  if (!group::type_in_nccl(op, value[0].dtype())) return 0;
+  std::set<int> cards;
+  for (size_t i = 0; i < value.size(); ++i) {
+    const Device& device = TensorAccess::device(value[i].tensor());
+    if (device.card() < 0 || &device != to[i]) return 0;
+    cards.insert(device.card());
+  }
+  return cards.size() == value.size() ? value.size() : 0;
+}
+
+std::vector<std::vector<NcclCall>> launch_order(std::span<const Pack> packs, size_t devices) {
+  std::vector<std::vector<NcclCall>> launches;
+  for (const Pack& pack : packs) {
+    std::vector<NcclCall> calls;
+    for (const Piece& piece : pack)
+      for (size_t device = 0; device < devices && piece.begin < piece.end; ++device)
+        calls.push_back({device, piece});
+    if (!calls.empty()) launches.push_back(std::move(calls));
+  }
+  return launches;
+}
+
+std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
+                                         std::span<const ValueDestinationPair* const> pairs,
+                                         const PackingOptions& packing,
+                                         const CommunicationOptions& options) {
+  const std::vector<int> cards = cards_of(pairs[0]->first);
+  const DType dtype = pairs[0]->first[0].dtype(), type = *group::type_in_nccl(op, dtype);
+  const bool widened = dtype == DType::float16 || dtype == DType::bfloat16;
+  const size_t devices = cards.size();
+  const ReduceOp combining = op == ReduceOp::MEAN ? ReduceOp::SUM : op;
+  const auto cast = [&](size_t device, const Tensor& from, const Tensor& to) {
+    gpus.kernels.cast(cards[device], gpus.current_stream(cards[device]), from.const_data(),
+                      from.dtype(), TensorAccess::data(to), to.dtype(), from.num_elements());
+  };
+
+  // By tensor, then by device; `sums` are the results, or what they are rounded from.
+  std::vector<std::vector<Tensor>> inputs, sums, results;
+  std::vector<int64_t> elements;
+  for (const ValueDestinationPair* const pair : pairs) {
+    elements.push_back(pair->first[0].tensor().num_elements());
+    std::vector<Tensor>&in = inputs.emplace_back(), &sum = sums.emplace_back(),
+    &result = results.emplace_back();
+    for (size_t d = 0; d < devices; ++d) {
+      const Tensor& tensor = pair->first[d].tensor();
+      Device& device = TensorAccess::device(tensor);
+      result.push_back(TensorAccess::empty(tensor.shape(), dtype, device));
+      sum.push_back(widened ? TensorAccess::empty(tensor.shape(), type, device) : result[d]);
+      if (widened) cast(d, tensor, sum[d]);
+      in.push_back(widened ? sum[d] : tensor);
+    }
+  }
+
+  {
+    Links& all = links();
+    std::lock_guard lock(all.mutex);
+    const group::Enqueued operation{{.kind = group::Collective::all_reduce,
+                                     .dtype = dtype,
+                                     .place = group::Place::gpu,
+                                     .op = op,
+                                     .tensors = uint32_t(pairs.size()),
+                                     .extents = {elements[0]}},
+                                    ++all.launches,
+                                    patience_of(options)};
+    try {
+      std::unique_ptr<group::NcclLink>& link = all.by_cards[cards];
+      if (!link)
+        link = std::make_unique<group::NcclLink>(
+            gpus, gpus.nccl()->open_all(cards, group::still_wanted(operation, nullptr)), cards,
+            nullptr);
+      const auto packs = packing_plan(elements, size_of(type), packing);
+      for (const std::vector<NcclCall>& calls : launch_order(packs, devices))
+        link->launch(operation, [&] {
+          for (const auto& [device, piece] : calls)
+            link->communicator(device).all_reduce(
+                element(inputs[piece.tensor][device], piece.begin),
+                element(sums[piece.tensor][device], piece.begin), piece.end - piece.begin, type,
+                combining, gpus.current_stream(cards[device]));
+        });
+    } catch (const Error&) {
+      all.by_cards.erase(cards);  // the next call begins afresh
+      throw;
+    }
+  }
+
+  for (size_t d = 0; d < devices; ++d) {
+    std::vector<const void*> from;
+    std::vector<void*> to;
+    for (const std::vector<Tensor>& sum : sums) {
+      from.push_back(sum[d].const_data());
+      to.push_back(TensorAccess::data(sum[d]));
+    }
+    std::vector<kernels::Reduction> means;
+    for (size_t i = 0; i < sums.size() && op == ReduceOp::MEAN; ++i)
+      if (elements[i])
+        means.push_back({.inputs = {&from[i], 1},
+                         .outputs = {&to[i], 1},
+                         .count = elements[i],
+                         .dtype = type,
+                         .op = op,
+                         .divisor = int64_t(devices)});
+    if (!means.empty()) gpus.kernels.reduce(cards[d], gpus.current_stream(cards[d]), means);
+    for (size_t i = 0; i < sums.size() && widened; ++i)
+      if (elements[i]) cast(d, sums[i][d], results[i][d]);
+  }
+
+  std::vector<Mirrored<Value>> values;
+  for (const std::vector<Tensor>& result : results)
+    values.emplace_back(std::vector<Value>(result.begin(), result.end()));
+  return values;
+}
+
+}  // namespace tutti::cross_device

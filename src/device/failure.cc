@@ -1,0 +1,46 @@
+#include "device/failure.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace tutti::device {
+
+namespace {
+
+struct Failures {
+  std::mutex mutex;
+  std::map<int, std::pair<ErrorCode, std::string>> by_card;
+  std::atomic<bool> any = false;
+};
+
+// Never destroyed: threads may wait for a card while the process ends.
+Failures& failures() {
+  static auto* const failures = new Failures;
+  return *failures;
+}
+
+}  // namespace
+
+void fail(int card, ErrorCode code, const std::string& text) {
+  Failures& all = failures();
+  std::lock_guard lock(all.mutex);
+  all.by_card.try_emplace(card, code, text);
+  all.any.store(true, std::memory_order_release);
+}
+
+void throw_failure(int card) {
+  Failures& all = failures();
+  if (!all.any.load(std::memory_order_acquire)) return;
+  std::unique_lock lock(all.mutex);
+  const auto found = all.by_card.find(card);
+  if (found == all.by_card.end()) return;
+  const auto [code, text] = found->second;
+  all.by_card.erase(found);
+  all.any.store(!all.by_card.empty());
+  lock.unlock();
+  throw_error(code, text);
+}
+
+}  // namespace tutti::device
