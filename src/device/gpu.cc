@@ -59,12 +59,23 @@ class GpuMemory {
   explicit GpuMemory(int card) : card_(card) {}
 
   std::shared_ptr<void> allocate(size_t bytes) {
-    const size_t size = bytes <= kLargestSmall ? std::bit_ceil(std::max<size_t>(bytes, kSmallest))
-                                               : bytes;
+    const size_t size =
+        bytes <= kLargestSmall ? std::bit_ceil(std::max<size_t>(bytes, kSmallest)) : bytes;
     void* const data = take(size);
     if (const Stream stream = current_stream(card_); stream != own_stream(card_))
       order(card_, stream, card_, own_stream(card_));
     return {data, [this, size](void* block) { put_back(block, size); }};
+  }
+
+  // From the driver. What is held in reserve goes back to it before anybody is told that there is
+  // nothing left.
+  void* allocate_new(size_t bytes, Stream stream) {
+    try {
+      return runtime().allocate(card_, bytes, stream);
+    } catch (const ResourceExhaustedError&) {
+      release_cached();
+    }
+    return runtime().allocate(card_, bytes, stream);
   }
 
   void release_cached() {
@@ -88,7 +99,7 @@ class GpuMemory {
         return data;
       }
     }
-    return runtime().allocate(card_, size, own_stream(card_));
+    return allocate_new(size, own_stream(card_));
   }
 
   void put_back(void* data, size_t size) noexcept {
@@ -198,7 +209,7 @@ void release_cached_gpu_memory() {
 
 std::shared_ptr<void> upload(int card, const void* from, size_t bytes) {
   const Stream uploads = own_streams(card).uploads;
-  void* const data = runtime().allocate(card, std::max<size_t>(bytes, 1), uploads);
+  void* const data = memory_of(card).allocate_new(std::max<size_t>(bytes, 1), uploads);
   std::shared_ptr<void> memory(data, [card, uploads](void* block) {
     try {
       order(card, uploads, card, current_stream(card));
