@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "cross_device/fused.h"
+#include "cross_device/hierarchy.h"
 #include "cross_device/nccl.h"
 #include "cross_device/packing.h"
 #include "observe/timeline.h"
@@ -65,6 +66,25 @@ size_t count_packs(std::span<const ValueDestinationPair> pairs, const PackingOpt
   return packs;
 }
 
+using Positions = std::vector<size_t>;
+
+// The results of `special` for the pairs at `chosen`, and of the fused reduction for all others.
+template <class F>
+std::vector<Mirrored<Value>> reduce_apart(ReduceOp op, std::span<const ValueDestinationPair> pairs,
+                                          const Positions& chosen, const F& special) {
+  if (chosen.empty()) return cross_device::fused_reduce(op, pairs);
+  std::vector<std::optional<Mirrored<Value>>> results(pairs.size());
+  special(results);
+  std::vector<ValueDestinationPair> others;
+  for (size_t i = 0; i < pairs.size(); ++i)
+    if (!results[i]) others.push_back(pairs[i]);
+  auto reduced = cross_device::fused_reduce(op, others);
+  std::vector<Mirrored<Value>> all;
+  for (auto next = reduced.begin(); std::optional<Mirrored<Value>> & result : results)
+    all.push_back(result ? std::move(*result) : std::move(*next++));
+  return all;
+}
+
 bool have_nccl() {
   if (group::nccl_module()) return true;
   if (base::settings().backend == "nccl")
@@ -75,35 +95,43 @@ bool have_nccl() {
   return false;
 }
 
-// Dense values on distinct GPUs by NCCL, all others by the fused reduction.
+// Dense values on distinct GPUs by NCCL.
 std::vector<Mirrored<Value>> reduce_by_nccl(ReduceOp op,
                                             std::span<const ValueDestinationPair> pairs,
                                             const PackingOptions& packing,
                                             const CommunicationOptions& options) {
-  std::map<std::pair<std::vector<std::string>, DType>, std::vector<size_t>> groups;
-  std::vector<size_t> rest;
+  std::map<std::pair<std::vector<std::string>, DType>, Positions> groups;
+  Positions chosen;
   for (size_t i = 0; i < pairs.size(); ++i) {
     const auto& [value, destinations] = pairs[i];
-    if (cross_device::distinct_gpus(op, value, destinations) && have_nccl())
-      groups[{destinations.devices(), value[0].dtype()}].push_back(i);
-    else
-      rest.push_back(i);
+    if (!cross_device::distinct_gpus(op, value, destinations) || !have_nccl()) continue;
+    groups[{destinations.devices(), value[0].dtype()}].push_back(i);
+    chosen.push_back(i);
   }
-  if (groups.empty()) return cross_device::fused_reduce(op, pairs);
-  std::vector<std::optional<Mirrored<Value>>> results(pairs.size());
-  for (const auto& [key, positions] : groups) {
-    std::vector<const ValueDestinationPair*> chosen;
-    for (const size_t i : positions) chosen.push_back(&pairs[i]);
-    auto reduced = cross_device::nccl_reduce(group::gpus(), op, chosen, packing, options);
-    for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(reduced[i]);
+  return reduce_apart(op, pairs, chosen, [&](auto& results) {
+    for (const auto& [key, positions] : groups) {
+      std::vector<const ValueDestinationPair*> alike;
+      for (const size_t i : positions) alike.push_back(&pairs[i]);
+      auto reduced = cross_device::nccl_reduce(group::gpus(), op, alike, packing, options);
+      for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(reduced[i]);
+    }
+  });
+}
+
+// Dense values on distinct cards from card to card.
+std::vector<Mirrored<Value>> reduce_by_copies(ReduceOp op,
+                                              std::span<const ValueDestinationPair> pairs) {
+  Positions chosen;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const PerReplica<Value>& value = pairs[i].first;
+    if (cross_device::on_distinct_cards(value) &&
+        result_dtype(op, value[0].dtype()) == value[0].dtype())
+      chosen.push_back(i);
   }
-  std::vector<ValueDestinationPair> others;
-  for (const size_t i : rest) others.push_back(pairs[i]);
-  auto reduced = cross_device::fused_reduce(op, others);
-  for (size_t i = 0; i < rest.size(); ++i) results[rest[i]] = std::move(reduced[i]);
-  std::vector<Mirrored<Value>> all;
-  for (std::optional<Mirrored<Value>>& result : results) all.push_back(std::move(*result));
-  return all;
+  return reduce_apart(op, pairs, chosen, [&](auto& results) {
+    for (const size_t i : chosen)
+      results[i] = cross_device::hierarchical_reduce(op, pairs[i].first, pairs[i].second);
+  });
 }
 
 }  // namespace
@@ -149,7 +177,7 @@ std::vector<Mirrored<Value>> AllReduceCrossDeviceOps::batch_reduce_implementatio
     span->set("packing", "in place");
     span->set("packs_asked_for", int64_t(count_packs(pairs, packing)));
   }
-  return nccl ? reduce_by_nccl(op, pairs, packing, options) : cross_device::fused_reduce(op, pairs);
+  return nccl ? reduce_by_nccl(op, pairs, packing, options) : reduce_by_copies(op, pairs);
 }
 
 HierarchicalCopyAllReduce::HierarchicalCopyAllReduce(int num_packs)

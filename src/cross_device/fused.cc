@@ -1,6 +1,7 @@
 #include "cross_device/fused.h"
 
 #include <algorithm>
+#include <map>
 #include <ranges>
 
 #include "kernels/gpu.h"
@@ -25,8 +26,18 @@ class Work {
     std::vector<Tensor> outputs;
     outputs.reserve(destinations.size());
     for (Device* device : TensorAccess::devices(destinations))
-      outputs.push_back(TensorAccess::empty(shape, dtype, *device));
+      outputs.push_back(device->card() < 0 ? TensorAccess::empty(shape, dtype, *device)
+                                           : make_on_gpu(shape, dtype, *device));
     return outputs;
+  }
+
+  void reserve(size_t reductions, size_t replicas) {
+    reductions_.reserve(reductions);
+    cards_.reserve(reductions);
+    sizes_.reserve(reductions);
+    kept_.reserve(reductions * replicas);
+    from_.reserve(reductions * replicas);
+    to_.reserve(reductions * replicas);
   }
 
   // outputs[k][at...] = the inputs, combined. That happens where the first output is, on that GPU
@@ -74,6 +85,27 @@ class Work {
   }
 
  private:
+  // On a GPU the call takes less time than all the allocations of a long list would, so its small
+  // tensors share blocks; a tensor that is kept holds on to kShared bytes at most.
+  static constexpr size_t kShared = 256 << 10, kSmall = 32 << 10;
+  struct Block {
+    std::shared_ptr<void> memory;
+    size_t used = kShared;
+  };
+
+  Tensor make_on_gpu(const Shape& shape, DType dtype, Device& device) {
+    const size_t bytes = size_t(shape.num_elements()) * size_of(dtype);
+    if (bytes > kSmall || ++small_outputs_ <= kFew) return TensorAccess::empty(shape, dtype, device);
+    Block& block = blocks_[&device];
+    if (kShared - block.used < bytes) block = {device.allocate(kShared), 0};
+    std::shared_ptr<void> memory(block.memory,
+                                 static_cast<std::byte*>(block.memory.get()) + block.used);
+    block.used = std::min(kShared, (block.used + bytes + 255) / 256 * 256);
+    void* const data = memory.get();
+    return TensorAccess::wrap(std::move(memory), data, shape, dtype, device, false);
+  }
+  static constexpr int kFew = 16;
+
   struct Copy {
     Tensor from, to;
     size_t at_byte, bytes;
@@ -114,6 +146,8 @@ class Work {
   std::vector<void*> to_;
   std::vector<Tensor> kept_;
   std::vector<Copy> copies_;
+  std::map<Device*, Block> blocks_;
+  int small_outputs_ = 0;
 };
 
 Mirrored<Value> as_values(const std::vector<Tensor>& tensors) {
@@ -205,6 +239,7 @@ bool is_sparse(const PerReplica<Value>& value) {
 std::vector<Mirrored<Value>> fused_reduce(ReduceOp op,
                                           std::span<const ValueDestinationPair> pairs) {
   Work work;
+  if (!pairs.empty()) work.reserve(pairs.size(), pairs[0].first.size());
   std::vector<Mirrored<Value>> results;
   results.reserve(pairs.size());
   for (const auto& [value, destinations] : pairs)

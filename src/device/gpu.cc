@@ -68,6 +68,17 @@ class GpuMemory {
     return {data, [this, size](void* block) { put_back(block, size); }};
   }
 
+  // From the driver. What is held in reserve goes back to it before anybody is told that there is
+  // nothing left.
+  void* allocate_new(size_t bytes, Stream stream) {
+    try {
+      return runtime().allocate(card_, bytes, stream);
+    } catch (const ResourceExhaustedError&) {
+      release_cached();
+    }
+    return runtime().allocate(card_, bytes, stream);
+  }
+
   void release_cached() {
     std::lock_guard lock(mutex_);
     shrink_to(0);
@@ -83,35 +94,31 @@ class GpuMemory {
   }
 
   void* take(size_t size) {
-    std::lock_guard lock(mutex_);
-    in_use_ += size;
-    most_in_use_ = std::max(most_in_use_, in_use_);
-    std::vector<void*>& blocks = free_[size];
-    if (!blocks.empty()) {
-      void* const data = blocks.back();
-      blocks.pop_back();
-      cached_ -= size;
-      return data;
+    {
+      std::lock_guard lock(mutex_);
+      in_use_ += size;
+      std::vector<void*>& blocks = free_[size];
+      if (!blocks.empty()) {
+        void* const data = blocks.back();
+        blocks.pop_back();
+        cached_ -= size;
+        most_in_use_ = std::max(most_in_use_, in_use_);
+        return data;
+      }
+      const size_t most = std::max(most_in_use_, in_use_);
+      const size_t bound = most + std::max(most / 4, kSlack);
+      if (in_use_ + cached_ > bound) shrink_to(bound - in_use_);
     }
-    const size_t bound = most_in_use_ + std::max(most_in_use_ / 4, kSlack);
-    if (in_use_ + cached_ > bound) shrink_to(bound - in_use_);
     try {
-      return allocate_on_card(size);
+      void* const data = allocate_new(size, own_stream(card_));
+      std::lock_guard lock(mutex_);
+      most_in_use_ = std::max(most_in_use_, in_use_);
+      return data;
     } catch (...) {
+      std::lock_guard lock(mutex_);
       in_use_ -= size;
       throw;
     }
-  }
-
-  void* allocate_on_card(size_t size) {
-    try {
-      return runtime().allocate(card_, size, own_stream(card_));
-    } catch (const ResourceExhaustedError&) {
-      if (cached_ == 0) throw;
-    }
-    shrink_to(0);
-    runtime().release_cached(card_);
-    return runtime().allocate(card_, size, own_stream(card_));
   }
 
   // Gives blocks back to the driver until at most `bytes` are kept, the largest first.
@@ -188,13 +195,14 @@ struct Loaded {
 };
 
 std::atomic<bool> in_use = false;
+const CudaModule* stand_in = nullptr;
 
 const Loaded& loaded() {
   static const Loaded* const result = [] {
     auto* const found = new Loaded;
     try {
       const auto* const module =
-          static_cast<const CudaModule*>(base::load_module("cuda").interface);
+          stand_in ? stand_in : static_cast<const CudaModule*>(base::load_module("cuda").interface);
       if (module->runtime().cards() > 0)
         found->module = module;
       else
@@ -212,6 +220,7 @@ const Loaded& loaded() {
 
 const CudaModule* cuda_module() { return loaded().module; }
 const std::string& why_no_gpus() { return loaded().why_none; }
+void set_cuda_module(const CudaModule& module) { stand_in = &module; }
 
 std::unique_ptr<Provider> gpu_provider() {
   return cuda_module() ? std::make_unique<GpuProvider>() : nullptr;
@@ -231,7 +240,7 @@ void release_cached_gpu_memory() {
 
 std::shared_ptr<void> upload(int card, const void* from, size_t bytes) {
   const Stream uploads = own_streams(card).uploads;
-  void* const data = runtime().allocate(card, std::max<size_t>(bytes, 1), uploads);
+  void* const data = memory_of(card).allocate_new(std::max<size_t>(bytes, 1), uploads);
   std::shared_ptr<void> memory(data, [card, uploads](void* block) {
     try {
       order(card, uploads, card, current_stream(card));

@@ -71,6 +71,9 @@ struct CudaModule {
 const CudaModule* cuda_module();
 const std::string& why_no_gpus();
 
+// For tests: used in place of the module. To be called before anybody asks for a GPU.
+void set_cuda_module(const CudaModule& module);
+
 // The GPUs of this machine; null where there are none.
 std::unique_ptr<Provider> gpu_provider();
 void release_cached_gpu_memory();

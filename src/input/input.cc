@@ -84,10 +84,11 @@ Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t end, Device& device)
   auto* const data =
       static_cast<std::byte*>(TensorAccess::data(tensor)) + size_t(begin) * row_bytes;
   Device& from = TensorAccess::device(tensor);
+  const bool in_place = device.in_host_memory() && from.in_host_memory();
   const Tensor view =
       TensorAccess::wrap(std::make_shared<Tensor>(tensor), data, Shape(extents), tensor.dtype(),
-                         device.in_host_memory() ? device : from, tensor.is_read_only());
-  return device.in_host_memory() ? view : uploaded(view, device);
+                         in_place ? device : from, tensor.is_read_only());
+  return in_place ? view : uploaded(view, device);
 }
 
 Tensor moved_to(const Tensor& tensor, Device& device) {

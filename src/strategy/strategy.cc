@@ -9,6 +9,7 @@
 #include "strategy/replica_group.h"
 #include "strategy/workers.h"
 #include "tensor/axes.h"
+#include "tensor/tensor_impl.h"
 
 namespace tutti {
 
@@ -125,7 +126,7 @@ Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
     throw InvalidArgumentError(
         "reduce: the MEAN of nothing: no replica holds any element along the axes");
   const Tensor mean = sum.to(DType::float64);
-  for (double& x : mean.span<double>()) x /= double(count);
+  detail::scale(mean, double(count), true);
   return mean.to(result_dtype(ReduceOp::MEAN, parts[0].dtype()));
 }
 

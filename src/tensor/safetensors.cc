@@ -177,11 +177,14 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
     if (entry.dtype == DType::boolean &&
         !std::ranges::all_of(data.subspan(entry.begin, entry.end - entry.begin), is_bool))
       damaged(name, fmt::format("tensor \"{}\": a bool is neither 0 nor 1", key));
-    const Tensor tensor = Tensor::empty(entry.shape, entry.dtype);
+    // Where the current device is not the host, it goes there by way of it.
+    detail::Device& device = device::current();
+    detail::Device& host = device.in_host_memory() ? device : device::find("/cpu:0", "safetensors");
+    const Tensor tensor = detail::TensorAccess::empty(entry.shape, entry.dtype, host);
     if (entry.end > entry.begin)
       std::memcpy(detail::TensorAccess::data(tensor), data.data() + entry.begin,
                   entry.end - entry.begin);
-    file.tensors.emplace(key, tensor);
+    file.tensors.emplace(key, &host == &device ? tensor : detail::clone_to(tensor, device));
   }
   return file;
 }

@@ -14,12 +14,12 @@
 namespace tutti {
 namespace {
 
-using testing::cpu;
+using testing::device;
 using testing::same_bits;
 
 constexpr float kInf = INFINITY, kNan = NAN;
 
-struct BadInput : testing::LogicalCpus<4> {
+struct BadInput : testing::LogicalDevices<4> {
   template <class Body>
   static void for_each_algorithm(const Body& body) {
     for (const testing::Algorithm& a : testing::all_algorithms()) {
@@ -32,8 +32,8 @@ struct BadInput : testing::LogicalCpus<4> {
   template <class T>
   static Tensor reduced(CrossDeviceOps& ops, ReduceOp op, std::initializer_list<T> values) {
     std::vector<Tensor> parts;
-    for (const T& v : values) parts.push_back(Tensor::scalar<T>(v, cpu(parts.size())));
-    return ops.reduce(op, PerReplica<Tensor>(parts), cpu(3))[0];
+    for (const T& v : values) parts.push_back(Tensor::scalar<T>(v, device(parts.size())));
+    return ops.reduce(op, PerReplica<Tensor>(parts), device(3))[0];
   }
 };
 
@@ -83,8 +83,8 @@ TEST_F(BadInput, EmptyTensorsReduceToEmptyTensors) {
   for_each_algorithm([](CrossDeviceOps& ops) {
     for (const Shape& shape : {Shape{0}, Shape{3, 0, 2}})
       for (const ReduceOp op : testing::kOps) {
-        const PerReplica<Tensor> v{Tensor::empty(shape, DType::int32, cpu(0)),
-                                   Tensor::empty(shape, DType::int32, cpu(1))};
+        const PerReplica<Tensor> v{Tensor::empty(shape, DType::int32, device(0)),
+                                   Tensor::empty(shape, DType::int32, device(1))};
         const Mirrored<Tensor> result = ops.reduce(op, v, v);
         ASSERT_EQ(result.devices(), v.devices());
         EXPECT_EQ(result[1].shape(), shape);
@@ -95,36 +95,37 @@ TEST_F(BadInput, EmptyTensorsReduceToEmptyTensors) {
 }
 
 TEST_F(BadInput, ErrorsSayWhatIsWrong) {
-  const Tensor a = Tensor::of<float>({1, 2, 3}, cpu(0));
+  const Tensor a = Tensor::of<float>({1, 2, 3}, device(0));
   const auto with = [&](const Tensor& b) { return PerReplica<Tensor>{a, b}; };
-  const PerReplica<Tensor> good = with(Tensor::of<float>({4, 5, 6}, cpu(1)));
+  const PerReplica<Tensor> good = with(Tensor::of<float>({4, 5, 6}, device(1)));
   for_each_algorithm([&](CrossDeviceOps& ops) {
     const auto sum = [&](const PerReplica<Tensor>& v, auto&&... more) {
       ops.reduce(ReduceOp::SUM, v, more...);
     };
     EXPECT_ERROR(InvalidArgumentError, "shapes [3] and [2]",
-                 sum(with(Tensor::of<float>({1, 2}, cpu(1))), cpu(0)));
+                 sum(with(Tensor::of<float>({1, 2}, device(1))), device(0)));
     EXPECT_ERROR(InvalidArgumentError, "shapes [3] and []",
-                 sum(with(Tensor::scalar<float>(1, cpu(1))), cpu(0)));
+                 sum(with(Tensor::scalar<float>(1, device(1))), device(0)));
     EXPECT_ERROR(InvalidArgumentError, "shapes [3] and [0]",
-                 sum(with(Tensor::empty({0}, DType::float32, cpu(1))), cpu(0)));
+                 sum(with(Tensor::empty({0}, DType::float32, device(1))), device(0)));
     EXPECT_ERROR(InvalidArgumentError, "float32 and bfloat16",
-                 sum(with(Tensor::zeros({3}, DType::bfloat16, cpu(1))), cpu(0)));
-    EXPECT_ERROR(InvalidArgumentError, "empty Tensor", sum(with(Tensor()), cpu(0)));
-    EXPECT_ERROR(InvalidArgumentError, "no replicas", sum(PerReplica<Tensor>{}, cpu(0)));
+                 sum(with(Tensor::zeros({3}, DType::bfloat16, device(1))), device(0)));
+    EXPECT_ERROR(InvalidArgumentError, "empty Tensor", sum(with(Tensor()), device(0)));
+    EXPECT_ERROR(InvalidArgumentError, "no replicas", sum(PerReplica<Tensor>{}, device(0)));
     EXPECT_ERROR(InvalidArgumentError, "destination", sum(good, ""));
     EXPECT_ERROR(InvalidArgumentError, "/warp:0", sum(good, "/warp:0"));
-    EXPECT_ERROR(InvalidArgumentError, "CPU:4", sum(good, "/cpu:4"));
+    EXPECT_ERROR(InvalidArgumentError, testing::device_type() + ":4", sum(good, device(4)));
     EXPECT_ERROR(InvalidArgumentError, "twice",
-                 sum(good, std::vector<std::string>{"/cpu:0", "cpu:0"}));
+                 sum(good, std::vector<std::string>{device(0), testing::device_type() + ":0"}));
     EXPECT_ERROR(InvalidArgumentError, "bytes_per_pack",
-                 sum(good, cpu(0), CommunicationOptions{.bytes_per_pack = -1}));
+                 sum(good, device(0), CommunicationOptions{.bytes_per_pack = -1}));
     EXPECT_ERROR(InvalidArgumentError, "timeout",
-                 sum(good, cpu(0), CommunicationOptions{.timeout = std::chrono::seconds(-1)}));
-    EXPECT_ERROR(InvalidArgumentError, "in pair 2 of 3",
-                 ops.batch_reduce(ReduceOp::SUM, {{good, cpu(0)},
-                                                  {good, good},
-                                                  {with(Tensor::of<float>({1}, cpu(1))), cpu(0)}}));
+                 sum(good, device(0), CommunicationOptions{.timeout = std::chrono::seconds(-1)}));
+    EXPECT_ERROR(
+        InvalidArgumentError, "in pair 2 of 3",
+        ops.batch_reduce(ReduceOp::SUM, {{good, device(0)},
+                                         {good, good},
+                                         {with(Tensor::of<float>({1}, device(1))), device(0)}}));
   });
 }
 
@@ -137,11 +138,15 @@ class ReadOnlyPage {
     mprotect(data_, kBytes, PROT_READ);
   }
   ~ReadOnlyPage() { munmap(data_, kBytes); }
-  // All of it but the first element, so that it is not aligned for vectors.
-  Tensor as(DType dtype, const std::string& device) const {
+  // All of it but the first element, so that it is not aligned for vectors; where `name` is not a
+  // CPU, a copy.
+  Tensor as(DType dtype, const std::string& name) const {
     const size_t size = size_of(dtype);
-    return Tensor::borrow(static_cast<std::byte*>(data_) + size, {int64_t(kBytes / size) - 1},
-                          dtype, device);
+    const bool in_place = testing::device_type() == "CPU";
+    const Tensor page =
+        Tensor::borrow(static_cast<std::byte*>(data_) + size, {int64_t(kBytes / size) - 1}, dtype,
+                       in_place ? name : "/cpu:0");
+    return in_place ? page : page.clone_to(name);
   }
   static constexpr size_t kBytes = 64 << 10;
 
@@ -154,13 +159,16 @@ TEST_F(BadInput, InputsAreNeverWritten) {
   for_each_algorithm([&](CrossDeviceOps& ops) {
     for (const DType dtype : testing::kDTypes) {
       if (dtype == DType::boolean) continue;  // random bytes are no bools
-      const PerReplica<Tensor> v{first.as(dtype, cpu(0)), second.as(dtype, cpu(1)),
-                                 third.as(dtype, cpu(1))};
+      const PerReplica<Tensor> v{first.as(dtype, device(0)), second.as(dtype, device(1)),
+                                 third.as(dtype, device(1))};
       for (const ReduceOp op : testing::kOps) {
         const Mirrored<Tensor> result = ops.reduce(op, v, v);
-        const void* const in[] = {v[0].const_data(), v[1].const_data(), v[2].const_data()};
+        const Tensor hosts[] = {first.as(dtype, "/cpu:0"), second.as(dtype, "/cpu:0"),
+                                third.as(dtype, "/cpu:0")};
+        const void* const in[] = {hosts[0].const_data(), hosts[1].const_data(),
+                                  hosts[2].const_data()};
         const auto count = size_t(v[0].num_elements());
-        EXPECT_TRUE(same_bits(result[2].dtype(), result[2].const_data(),
+        EXPECT_TRUE(same_bits(result[2].dtype(), result[2].clone_to("/cpu:0").const_data(),
                               testing::reference(dtype, op, in, count, 3).data(), count))
             << name(op);
       }
@@ -168,10 +176,10 @@ TEST_F(BadInput, InputsAreNeverWritten) {
       ops.gather(v, v, 0);
     }
     const PerReplica<Value> sparse{
-        IndexedSlices{first.as(DType::float32, cpu(0)).reshape({-1, 3}),
-                      Tensor::zeros({5461}, DType::int64, cpu(0)), Shape{1, 3}},
-        second.as(DType::float32, cpu(1)).reshape({-1, 3})};
-    EXPECT_ERROR(InvalidArgumentError, "shapes", ops.reduce(ReduceOp::SUM, sparse, cpu(0)));
+        IndexedSlices{first.as(DType::float32, device(0)).reshape({-1, 3}),
+                      Tensor::zeros({5461}, DType::int64, device(0)), Shape{1, 3}},
+        second.as(DType::float32, device(1)).reshape({-1, 3})};
+    EXPECT_ERROR(InvalidArgumentError, "shapes", ops.reduce(ReduceOp::SUM, sparse, device(0)));
   });
 }
 

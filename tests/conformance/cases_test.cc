@@ -11,7 +11,7 @@
 namespace tutti {
 namespace {
 
-using testing::cpu;
+using testing::device;
 
 struct Subject {
   const char* name;
@@ -19,16 +19,16 @@ struct Subject {
 };
 
 Tensor added(const std::vector<Tensor>& parts) {
-  const Tensor sum = parts[0].clone();
-  for (size_t i = 1; i < parts.size(); ++i) sum.span<float>()[0] += parts[i].item<float>();
-  return sum;
+  float sum = 0;
+  for (const Tensor& part : parts) sum += part.item<float>();
+  return Tensor::scalar(sum, parts[0].device());
 }
 
 void PrintTo(const Subject& subject, std::ostream* os) { *os << subject.name; }
 
 const Subject kSubjects[] = {
     {"O1", [] { return std::make_unique<ReductionToOneDevice>(); }},
-    {"O2", [] { return std::make_unique<ReductionToOneDevice>("/cpu:7"); }},
+    {"O2", [] { return std::make_unique<ReductionToOneDevice>(device(7)); }},
     {"O3", [] { return std::make_unique<ReductionToOneDevice>("", added); }},
     {"O4", [] { return std::make_unique<AllReduceCrossDeviceOps>("nccl", 1); }},
     {"O5", [] { return std::make_unique<AllReduceCrossDeviceOps>("nccl", 0); }},
@@ -37,12 +37,13 @@ const Subject kSubjects[] = {
      [] { return std::make_unique<AllReduceCrossDeviceOps>("hierarchical_copy", 0, 100, 10); }},
 };
 
-class Cases : public testing::LogicalCpus<8, ::testing::TestWithParam<Subject>> {
+class Cases : public testing::LogicalDevices<8, ::testing::TestWithParam<Subject>> {
  protected:
   // first, first + 1, ... on `n` devices.
   static PerReplica<Tensor> counting(size_t n, float first) {
     std::vector<Tensor> parts;
-    for (size_t i = 0; i < n; ++i) parts.push_back(Tensor::scalar<float>(first + float(i), cpu(i)));
+    for (size_t i = 0; i < n; ++i)
+      parts.push_back(Tensor::scalar<float>(first + float(i), device(i)));
     return PerReplica<Tensor>(parts);
   }
 
@@ -52,7 +53,7 @@ class Cases : public testing::LogicalCpus<8, ::testing::TestWithParam<Subject>> 
     std::vector<std::string> reversed = same.devices();
     std::ranges::reverse(reversed);
     return {Mirrored<Tensor>(std::vector<Tensor>(same.begin(), same.end())),
-            Mirrored<Tensor>{Tensor::scalar<float>(0, cpu(7))}, "/cpu:0", reversed};
+            Mirrored<Tensor>{Tensor::scalar<float>(0, device(7))}, "/cpu:0", reversed};
   }
 
   // Calls body(n, destinations) for all numbers of devices and destinations.
@@ -112,7 +113,7 @@ TEST_P(Cases, BatchesMixDestinations) {
 // C007
 TEST_P(Cases, BroadcastReachesEveryDestination) {
   for_each_layout([&](size_t, const Destinations& d) {
-    expect_on(d, ops->broadcast(Tensor::scalar<float>(1, cpu(0)), d), 1);
+    expect_on(d, ops->broadcast(Tensor::scalar<float>(1, device(0)), d), 1);
   });
 }
 

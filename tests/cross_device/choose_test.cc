@@ -4,7 +4,9 @@
 #include <tutti/tutti.h>
 
 #include <algorithm>
+#include <functional>
 
+#include "cross_device/hierarchy.h"
 #include "support/expect.h"
 #include "support/fake_gpu.h"
 
@@ -34,6 +36,38 @@ TEST(Choose, ToleratesSelfLinks) {
   LinkTable links = kDgx1;
   for (size_t gpu = 0; gpu < links.size(); gpu += 3) links[gpu].push_back(int(gpu));
   EXPECT_EQ(choose(gpus(8), links), (Choice{"hierarchical_copy", 8}));
+}
+
+TEST(Hierarchy, SendsOverTheLinksOfTwoQuadsOnly) {
+  for (int n = 2; n <= 8; ++n)
+    for (const std::vector<Transfer>& round : reduction_rounds(n))
+      for (const auto& [from, to] : round)
+        EXPECT_TRUE(std::ranges::count(kDgx1[size_t(from)], to))
+            << n << " devices, " << from << " to " << to;
+}
+
+TEST(Hierarchy, AddsUpTheTree) {
+  for (int n = 1; n <= 33; ++n) {
+    std::vector<std::string> sums;
+    for (int i = 0; i < n; ++i) sums.push_back(std::to_string(i));
+    for (const std::vector<Transfer>& round : reduction_rounds(n))
+      for (const auto& [from, to] : round)
+        sums[size_t(to)] = "(" + sums[size_t(to)] + "+" + sums[size_t(from)] + ")";
+    const std::function<std::string(int, int)> tree = [&](int first, int count) {
+      if (count == 1) return std::to_string(first);
+      int left = 1;
+      while (2 * left < count) left *= 2;
+      return "(" + tree(first, left) + "+" + tree(first + left, count - left) + ")";
+    };
+    EXPECT_EQ(sums[0], tree(0, n));
+  }
+}
+
+TEST(Hierarchy, TakesAsManyRoundsAsTheTreeIsHigh) {
+  EXPECT_EQ(reduction_rounds(8).size(), 3u);
+  EXPECT_EQ(reduction_rounds(8)[0].size(), 4u);
+  EXPECT_EQ(reduction_rounds(7).size(), 3u);
+  EXPECT_TRUE(reduction_rounds(1).empty());
 }
 
 // C014

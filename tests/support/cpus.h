@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <tutti/device.h>
 
+#include <cstdlib>
 #include <string>
 
 namespace tutti::testing {
@@ -15,5 +16,21 @@ class LogicalCpus : public Base {
 };
 
 inline std::string cpu(size_t index) { return canonicalize("/cpu:" + std::to_string(index)); }
+
+// The conformance tests run on CPUs, or on what TUTTI_TEST_DEVICE says.
+inline std::string device_type() {
+  const char* const type = std::getenv("TUTTI_TEST_DEVICE");
+  return type ? type : "CPU";
+}
+
+inline std::string device(size_t index) {
+  return canonicalize("/device:" + device_type() + ":" + std::to_string(index));
+}
+
+template <int kCount, class Base = ::testing::Test>
+class LogicalDevices : public Base {
+ protected:
+  LogicalDevices() { set_logical_devices(device_type(), kCount); }
+};
 
 }  // namespace tutti::testing
