@@ -386,7 +386,7 @@ void NcclLink::launch(const Enqueued& operation, const std::function<void()>& ca
   state.throw_failure();
   // Outside of `launching`: it may wait for room on a stream that only an abort sets free.
   State::UnderWay next{
-      .operation = operation, .enqueued = Clock::now(), .begins = state.record(), .ends = {}};
+      .operation = operation, .enqueued = {}, .begins = state.record(), .ends = {}};
   const auto still = [&, wait = still_wanted(operation, state.others.get())] {
     state.throw_failure();
     wait();
@@ -400,6 +400,7 @@ void NcclLink::launch(const Enqueued& operation, const std::function<void()>& ca
     state.explain(error, described(operation));
   }
   next.ends = state.record();
+  next.enqueued = Clock::now();
   std::lock_guard lock(state.mutex);
   state.under_way.push_back(std::move(next));
   state.changed.notify_one();
