@@ -95,7 +95,8 @@ class Work {
 
   Tensor make_on_gpu(const Shape& shape, DType dtype, Device& device) {
     const size_t bytes = size_t(shape.num_elements()) * size_of(dtype);
-    if (bytes > kSmall || ++small_outputs_ <= kFew) return TensorAccess::empty(shape, dtype, device);
+    if (bytes == 0 || bytes > kSmall || ++small_outputs_ <= kFew)
+      return TensorAccess::empty(shape, dtype, device);
     Block& block = blocks_[&device];
     if (kShared - block.used < bytes) block = {device.allocate(kShared), 0};
     std::shared_ptr<void> memory(block.memory,

@@ -273,6 +273,10 @@ Fence::~Fence() {
   for (const Point& point : points_) runtime().release(point.event);
 }
 
+void hand_over() {
+  for (const auto& [card, stream] : foreign_streams) order(card, own_stream(card), card, stream);
+}
+
 void copy(const Device& to_device, void* to, const Device& from_device, const void* from,
           size_t bytes) {
   copy_runs(to_device, to, bytes, from_device, from, bytes, bytes, 1);

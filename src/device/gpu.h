@@ -109,6 +109,10 @@ class Fence {
   std::vector<Point> points_;
 };
 
+// For threads that use Tutti's own streams and work for this one: what they enqueue from here on
+// comes behind what this thread has enqueued. Their results it gets behind a Fence().wait().
+void hand_over();
+
 // Copies between two memories of which at least one is a GPU's. To the host: returns when the bytes
 // are there. Else enqueued.
 void copy(const Device& to_device, void* to, const Device& from_device, const void* from,

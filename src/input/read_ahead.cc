@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/spin.h"
+#include "device/gpu.h"
 #include "input/dataset_node.h"
 
 namespace tutti {
@@ -109,10 +110,12 @@ class ReadAheadCursor : public Cursor {
     lock.unlock();
     if (wake) room_.notify_one();
     if (slot->error) std::rethrow_exception(std::exchange(slot->error, nullptr));
+    device::Fence().wait();  // for what the threads have enqueued on GPUs
     return std::move(slot->element);
   }
 
   void start() {
+    device::hand_over();
     try {
       for (int i = 0; i < ahead_.threads; ++i) threads_.emplace_back([this] { work(); });
     } catch (const std::system_error& e) {

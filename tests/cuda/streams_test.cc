@@ -1,6 +1,7 @@
 // Streams: what is enqueued where, and what comes after what.
 #include <tutti/cuda.h>
 
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -124,6 +125,58 @@ TEST_F(Streams, ReductionsAndCopiesFollowThem) {
   const Tensor here = sum.clone_to("/cpu:0");
   multiply(sum, 0);
   expect_all(here, 24);
+}
+
+// Threads that read ahead are on streams of Tutti's.
+TEST_F(Streams, FollowTheThreadsThatReadAhead) {
+  void* const stream = new_stream();
+  const StreamScope scope(stream);
+  const Tensor rows = doubles(1, 64);
+  multiply(rows, 3);
+  const auto twice = [](const std::vector<Tensor>& element) {
+    expect_all(element[0], 3);
+    const Tensor x = element[0].clone();
+    multiply(x, 2);
+    return std::vector<Tensor>{x};
+  };
+  for (const int threads : {1, 2}) {
+    DatasetIterator ahead = Dataset::from_tensor_slices({rows.reshape({16, 4})})
+                                .map(twice, threads)
+                                .prefetch(2)
+                                .make_iterator();
+    int count = 0;
+    while (const auto element = ahead.next()) {
+      multiply((*element)[0], 5);
+      expect_all((*element)[0], 30);
+      ++count;
+    }
+    EXPECT_EQ(count, 16);
+  }
+}
+
+TEST_F(Streams, ABatchIsFreedWhenItHasBeenRead) {
+  MirroredStrategy strategy({"/gpu:0"});
+  InputIterator input = strategy.make_dataset_iterator(
+      Dataset::from_tensors({Tensor::scalar<double>(1, "/cpu:0")}).repeat().batch(1000));
+  input.initialize();
+  std::promise<void> in_scope, may_go;
+  std::thread other([&] {
+    void* const stream = new_stream();
+    const StreamScope scope(stream);
+    in_scope.set_value();
+    may_go.get_future().wait();
+    expect_all(input.get_next()[0][0], 1);
+  });
+  in_scope.get_future().wait();
+  Tensor copy;
+  {
+    const Tensor x = input.get_next()[0][0];
+    multiply(x, 2);
+    copy = x.clone();
+  }
+  may_go.set_value();
+  other.join();
+  expect_all(copy, 2);
 }
 
 // Each replica on a stream of its own.
