@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <hwy/highway.h>
 #include <tutti/device.h>
+#include <tutti/error.h>
 #include <tutti/version.h>
 
 #include <cstdlib>
@@ -70,7 +71,11 @@ nlohmann::json collect() {
   // The best has the lowest bit.
   for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left; left &= left - 1)
     vectors.push_back(hwy::TargetName(left & -left));
-  result["devices"] = list_logical_devices();
+  try {
+    result["devices"] = list_logical_devices();
+  } catch (const InvalidArgumentError&) {  // of a setting, which is told below
+    result["devices"] = list_logical_devices("CPU");
+  }
 
   auto& modules = result["modules"] = nlohmann::json::array();
   std::map<std::string, bool> loaded{{"", true}};
