@@ -80,9 +80,19 @@ std::vector<Mirrored<Value>> reduce_apart(ReduceOp op, std::span<const ValueDest
     if (!results[i]) others.push_back(pairs[i]);
   auto reduced = cross_device::fused_reduce(op, others);
   std::vector<Mirrored<Value>> all;
-  for (auto next = reduced.begin(); std::optional<Mirrored<Value>>& result : results)
+  for (auto next = reduced.begin(); std::optional<Mirrored<Value>> & result : results)
     all.push_back(result ? std::move(*result) : std::move(*next++));
   return all;
+}
+
+bool have_nccl() {
+  if (group::nccl_module()) return true;
+  if (base::settings().backend == "nccl")
+    throw UnavailableError(group::why_no_nccl() +
+                           "; unset TUTTI_BACKEND=nccl to fall back to a fused reduction");
+  base::log_once(base::LogLevel::warning,
+                 group::why_no_nccl() + "; falling back to a fused reduction");
+  return false;
 }
 
 // Dense values on distinct GPUs by NCCL.
@@ -94,7 +104,7 @@ std::vector<Mirrored<Value>> reduce_by_nccl(ReduceOp op,
   Positions chosen;
   for (size_t i = 0; i < pairs.size(); ++i) {
     const auto& [value, destinations] = pairs[i];
-    if (!cross_device::distinct_gpus(op, value, destinations) || !group::nccl_module()) continue;
+    if (!cross_device::distinct_gpus(op, value, destinations) || !have_nccl()) continue;
     groups[{destinations.devices(), value[0].dtype()}].push_back(i);
     chosen.push_back(i);
   }

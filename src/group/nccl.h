@@ -66,4 +66,7 @@ struct NcclModule {
 const NcclModule* nccl_module();
 const std::string& why_no_nccl();
 
+// For tests: used in place of the module. To be called before anybody asks for it.
+void set_nccl_module(const NcclModule& module);
+
 }  // namespace tutti::group

@@ -7,6 +7,7 @@
 
 #include "device/gpu.h"
 #include "support/fake_cuda.h"
+#include "support/fake_nccl.h"
 
 namespace tutti::testing {
 
@@ -20,7 +21,11 @@ bool is_fake() {
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   namespace device = tutti::device;
-  if (tutti::testing::is_fake()) device::set_cuda_module(tutti::testing::fake_cuda());
+  if (tutti::testing::is_fake()) {
+    device::set_cuda_module(tutti::testing::fake_cuda());
+    tutti::testing::FakeNccl::instance().runtime = &tutti::testing::fake_cuda().runtime();
+    tutti::group::set_nccl_module(*tutti::testing::fake_nccl_module());
+  }
   if (!GTEST_FLAG_GET(list_tests) && !device::cuda_module()) {
     std::printf("skipped: no GPU: %s\n", device::why_no_gpus().c_str());
     return 77;

@@ -102,8 +102,9 @@ class FakeKernels : public kernels::GpuKernels {
 struct FakeNccl {
   std::atomic<int> opened = 0, launched = 0, aborted = 0, closed = 0;
   std::atomic<bool> absent = false;
-  std::atomic<bool> broken = false;  // async_error says so
-  std::vector<std::string> order;    // of the calls of open_all's communicators
+  std::atomic<bool> broken = false;       // async_error says so
+  std::vector<std::string> order;         // of the calls of open_all's communicators
+  device::GpuRuntime* runtime = nullptr;  // whose memory it is
 
   static FakeNccl& instance() {
     static FakeNccl fake;
@@ -125,6 +126,20 @@ struct FakeCall {
   DType dtype;
   ReduceOp op;
   int peer;
+  device::Stream stream = nullptr;
+  int card = -1;
+
+  // Through the card's own copies: nobody else may be able to touch its memory.
+  std::vector<std::byte> fetch(size_t bytes) const {
+    std::vector<std::byte> host(bytes);
+    device::GpuRuntime& runtime = *FakeNccl::instance().runtime;
+    runtime.copy(card, host.data(), in, bytes, stream);
+    runtime.synchronize(card, stream);
+    return host;
+  }
+  void store(const std::byte* data, size_t bytes) const {
+    FakeNccl::instance().runtime->copy(card, out, data, bytes, stream);
+  }
 };
 
 // Where the ranks of a communicator meet. The last to come does what all have asked for.
@@ -153,11 +168,6 @@ class FakeClique {
   }
 
  private:
-  static std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
-  static const std::byte* at(const void* data, size_t bytes) {
-    return static_cast<const std::byte*>(data) + bytes;
-  }
-
   void work() {
     std::map<std::pair<int, int>, std::deque<FakeCall>> sent;
     std::vector<std::vector<FakeCall>> collectives(size_);
@@ -172,7 +182,7 @@ class FakeClique {
         if (call.kind == FakeCall::recv) {
           std::deque<FakeCall>& from = sent[{call.peer, int(r)}];
           if (from.empty() || from.front().count != call.count) std::abort();  // NCCL would hang
-          std::memcpy(call.out, from.front().in, size_t(call.count));
+          call.store(from.front().fetch(size_t(call.count)).data(), size_t(call.count));
           from.pop_front();
         }
     for (const auto& [way, left] : sent)
@@ -192,15 +202,18 @@ class FakeClique {
           call.op != first.op || call.peer != first.peer)
         std::abort();
     if (first.kind == FakeCall::broadcast) {
+      const std::vector<std::byte> data = all[size_t(first.peer)].fetch(count);
       for (size_t r = 0; r < size_; ++r)
-        if (int(r) != first.peer) std::memcpy(all[r].out, all[size_t(first.peer)].in, count);
+        if (int(r) != first.peer) all[r].store(data.data(), count);
       return;
     }
     if (first.kind == FakeCall::all_gather) {
       std::vector<std::byte> joined;
-      for (const FakeCall& call : all)
-        joined.insert(joined.end(), at(call.in, 0), at(call.in, count));
-      for (const FakeCall& call : all) std::memcpy(call.out, joined.data(), joined.size());
+      for (const FakeCall& call : all) {
+        const std::vector<std::byte> part = call.fetch(count);
+        joined.insert(joined.end(), part.begin(), part.end());
+      }
+      for (const FakeCall& call : all) call.store(joined.data(), joined.size());
       return;
     }
     // A sum of 16-bit floats, or a mean, would be NCCL's own.
@@ -210,8 +223,10 @@ class FakeClique {
     const bool scatters = first.kind == FakeCall::reduce_scatter;
     const size_t total = count * (scatters ? size_ : 1), bytes = total * size_of(first.dtype);
     std::vector<std::byte> result(bytes);
+    std::vector<std::vector<std::byte>> leaves;
+    for (const FakeCall& call : all) leaves.push_back(call.fetch(bytes));
     std::vector<const void*> inputs;
-    for (const FakeCall& call : all) inputs.push_back(call.in);
+    for (const std::vector<std::byte>& leaf : leaves) inputs.push_back(leaf.data());
     void* const output = result.data();
     kernels::reduce_here({.inputs = inputs,
                           .outputs = {&output, 1},
@@ -222,7 +237,7 @@ class FakeClique {
     for (size_t r = 0; r < size_; ++r) {
       if (first.kind == FakeCall::reduce && int(r) != first.peer) continue;
       const size_t part = bytes / (scatters ? size_ : 1);
-      std::memcpy(all[r].out, result.data() + (scatters ? r * part : 0), part);
+      all[r].store(result.data() + (scatters ? r * part : 0), part);
     }
   }
 
@@ -243,30 +258,30 @@ class FakeCommunicator : public group::NcclCommunicator {
   }
 
   void all_reduce(const void* in, void* out, int64_t count, DType dtype, ReduceOp op,
-                  device::Stream) override {
-    calls.push_back({FakeCall::all_reduce, in, out, count, dtype, op, -1});
+                  device::Stream stream) override {
+    calls.push_back({FakeCall::all_reduce, in, out, count, dtype, op, -1, stream, card_});
     if (recorded_)
       FakeNccl::instance().order.push_back(std::to_string(card_) + ":" + std::to_string(count));
   }
   void reduce(const void* in, void* out, int64_t count, DType dtype, ReduceOp op, int root,
-              device::Stream) override {
-    calls.push_back({FakeCall::reduce, in, out, count, dtype, op, root});
+              device::Stream stream) override {
+    calls.push_back({FakeCall::reduce, in, out, count, dtype, op, root, stream, card_});
   }
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op,
-                      device::Stream) override {
-    calls.push_back({FakeCall::reduce_scatter, in, out, count, dtype, op, -1});
+                      device::Stream stream) override {
+    calls.push_back({FakeCall::reduce_scatter, in, out, count, dtype, op, -1, stream, card_});
   }
-  void broadcast(void* data, size_t bytes, int root, device::Stream) override {
-    calls.push_back({FakeCall::broadcast, data, data, int64_t(bytes), {}, {}, root});
+  void broadcast(void* data, size_t bytes, int root, device::Stream stream) override {
+    calls.push_back({FakeCall::broadcast, data, data, int64_t(bytes), {}, {}, root, stream, card_});
   }
-  void all_gather(const void* in, void* out, size_t bytes, device::Stream) override {
-    calls.push_back({FakeCall::all_gather, in, out, int64_t(bytes), {}, {}, -1});
+  void all_gather(const void* in, void* out, size_t bytes, device::Stream stream) override {
+    calls.push_back({FakeCall::all_gather, in, out, int64_t(bytes), {}, {}, -1, stream, card_});
   }
-  void send(const void* in, size_t bytes, int peer, device::Stream) override {
-    calls.push_back({FakeCall::send, in, nullptr, int64_t(bytes), {}, {}, peer});
+  void send(const void* in, size_t bytes, int peer, device::Stream stream) override {
+    calls.push_back({FakeCall::send, in, nullptr, int64_t(bytes), {}, {}, peer, stream, card_});
   }
-  void recv(void* out, size_t bytes, int peer, device::Stream) override {
-    calls.push_back({FakeCall::recv, nullptr, out, int64_t(bytes), {}, {}, peer});
+  void recv(void* out, size_t bytes, int peer, device::Stream stream) override {
+    calls.push_back({FakeCall::recv, nullptr, out, int64_t(bytes), {}, {}, peer, stream, card_});
   }
   std::string async_error() override {
     return FakeNccl::instance().broken ? "nccl: remote process exited" : "";
@@ -343,7 +358,8 @@ struct FakeGpus {
   static FakeGpus& make() {
     static std::deque<FakeGpus> all;
     FakeNccl::instance().reset();
-    return all.emplace_back();
+    FakeNccl::instance().runtime = &all.emplace_back().runtime;
+    return all.back();
   }
 };
 

@@ -1,0 +1,79 @@
+// Collectives between ranks with GPUs: by a fake of NCCL where each has a card of its own, else
+// through host memory.
+#include <gmock/gmock.h>
+
+#include "cuda/collective_checks.h"
+#include "cuda/gpus.h"
+#include "group/ranks.h"
+#include "support/fake_nccl.h"
+
+namespace tutti {
+namespace {
+
+using testing::cards;
+using testing::FakeNccl;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::on_ranks;
+
+class GpuGroup : public ::testing::TestWithParam<int> {
+ protected:
+  GpuGroup() {
+    FakeNccl::instance().reset();
+    (void)testing::devices("GPU", size_t(2 * std::max(cards(), 1)));
+  }
+  // Two of one card; the ranks take turns at the cards.
+  static std::vector<std::string> gpus_of(int rank) {
+    const auto card = size_t(rank % cards());
+    return {testing::gpu(card), testing::gpu(card + size_t(cards()))};
+  }
+
+  const testing::Groups groups = Group::in_process(GetParam());
+};
+
+TEST_P(GpuGroup, HasTheSameResultsAsOnTheHost) {
+  on_ranks(groups, [&](const Group& group) {
+    testing::CollectiveChecks checks(group, gpus_of(group.rank()));
+    checks.all();
+    EXPECT_THAT(checks.failures(), IsEmpty());
+  });
+  if (!testing::is_fake()) return;
+  EXPECT_EQ(FakeNccl::instance().launched > 0, GetParam() > 1 && GetParam() <= cards());
+}
+
+// What a thread enqueues on a stream of its own comes before a collective, and what it enqueues
+// then after it; in the background, too.
+TEST_P(GpuGroup, FollowsTheStreamsOfItsCallers) {
+  on_ranks(groups, [&](const Group& group) {
+    const std::string gpu = gpus_of(group.rank())[0];
+    const StreamScope scope(testing::runtime().make_stream(cuda_card(gpu)), gpu);
+    const Tensor data = Tensor::full({1000}, 1, DType::float64, gpu);
+    testing::multiply(data, 3);
+    group.all_reduce(data, ReduceOp::SUM);
+    testing::multiply(data, 2);
+    Work work = group.all_reduce_async(data, ReduceOp::SUM);
+    work.wait();
+    testing::multiply(data, 5);
+    const double n = group.size();
+    EXPECT_EQ(data.to_vector<double>(), std::vector<double>(1000, 3 * n * 2 * n * 5));
+  });
+}
+
+TEST_P(GpuGroup, RefusesBuffersInTwoMemories) {
+  on_ranks(groups, [&](const Group& group) {
+    const Tensor gpu = Tensor::zeros({3}, DType::float32, gpus_of(group.rank())[0]);
+    const Tensor host = Tensor::zeros({3}, DType::float32, "/cpu:0");
+    const auto error = testing::caught([&] { group.all_reduce(gpu, host, ReduceOp::SUM); });
+    EXPECT_EQ(error.code, ErrorCode::invalid_argument);
+    EXPECT_THAT(error.text, HasSubstr("those of one call lie in one memory"));
+    const auto list = testing::caught([&] {
+      group.all_reduce(std::vector<Tensor>{gpu, host}, ReduceOp::SUM);
+    });
+    EXPECT_EQ(list.code, ErrorCode::invalid_argument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, GpuGroup, ::testing::Values(1, 2, 3, 8));
+
+}  // namespace
+}  // namespace tutti
