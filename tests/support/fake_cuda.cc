@@ -30,6 +30,7 @@ constexpr size_t kCardBytes = size_t(1) << 30;
 constexpr size_t kGap = 256;  // behind every block, to see who writes past its end
 constexpr size_t kAlignment = 256;
 constexpr int kRubbish = 0xa5, kGuard = 0xc7;
+constexpr size_t kMostRubbish = 4 << 20;  // at either end of a fresh block
 constexpr size_t kLongestQueue = 1000;
 
 [[noreturn]] void fail(const std::string& why) {
@@ -222,8 +223,12 @@ class FakeCuda : public device::GpuRuntime, public kernels::GpuKernels {
           fmt::format("a tensor of {} bytes does not fit on card {} ({}); release_cached_memory "
                       "gives back what is held in reserve",
                       bytes, card, describe(card)));
-    enqueue(card, stream,
-            [this, card, data, bytes] { std::memset(inside(card, data, bytes), kRubbish, bytes); });
+    enqueue(card, stream, [this, card, data, bytes] {
+      std::byte* const fresh = inside(card, data, bytes);
+      const size_t part = std::min(bytes, kMostRubbish);
+      std::memset(fresh, kRubbish, part);
+      std::memset(fresh + bytes - part, kRubbish, part);
+    });
     return data;
   }
   void deallocate(int card, void* data, Stream stream) noexcept override {
