@@ -36,6 +36,10 @@ class Device {
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
 
+  // A tensor is done with; what this thread has enqueued may still use its memory, which others may
+  // share.
+  virtual void settle() noexcept {}
+
   // Tensors that are on this device now.
   std::atomic<int64_t> tensors{0};
 

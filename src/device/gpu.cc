@@ -166,6 +166,14 @@ class GpuDevice : public Device {
   int card() const override { return card_; }
   std::shared_ptr<void> allocate(size_t bytes) override { return memory_of(card_).allocate(bytes); }
   bool in_host_memory() const override { return false; }
+  void settle() noexcept override {
+    if (foreign_streams.empty()) return;
+    try {
+      order(card_, own_stream(card_), card_, current_stream(card_));
+    } catch (const Error&) {
+      // The card is lost, or the process is at its end.
+    }
+  }
   void copy_from_host(void* to, const void* from, size_t bytes) override {
     runtime().copy(card_, to, from, bytes, current_stream(card_));
   }

@@ -22,7 +22,10 @@ struct Tensor::Impl {
         read_only(read_only) {
     device.tensors.fetch_add(1, std::memory_order_relaxed);
   }
-  ~Impl() { device.tensors.fetch_sub(1, std::memory_order_relaxed); }
+  ~Impl() {
+    device.settle();
+    device.tensors.fetch_sub(1, std::memory_order_relaxed);
+  }
   Impl(const Impl&) = delete;
 
   std::shared_ptr<void> memory;  // keeps data alive

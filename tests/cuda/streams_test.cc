@@ -101,6 +101,35 @@ TEST_F(Streams, MemoryMovesBetweenStreamsInOrder) {
   expect_all(kept, 1);
 }
 
+// Small results of a long list lie in one block, which goes back when the last of them is dropped.
+TEST_F(Streams, MemoryThatResultsShareWaitsForAllOfThem) {
+  std::vector<ValueDestinationPair> list;
+  for (int i = 0; i < 40; ++i) {
+    const PerReplica<Value> value{Value(doubles(1)), Value(doubles(2))};
+    list.emplace_back(value, Destinations("/gpu:0"));
+  }
+  std::vector<Mirrored<Value>> results = ReductionToOneDevice().batch_reduce(ReduceOp::SUM, list);
+  Tensor mine = results[30][0].tensor();
+  results[30] = results[0];
+  void* const stream = new_stream();
+  std::promise<void> dropped, used_again;
+  std::thread reader([&] {
+    const StreamScope scope(stream);
+    const Tensor copy = mine.clone();  // enqueued
+    mine = {};
+    dropped.set_value();
+    used_again.get_future().wait();
+    expect_all(copy, 3);
+  });
+  dropped.get_future().wait();
+  results.clear();
+  std::vector<Tensor> others;
+  for (int i = 0; i < 8; ++i) others.push_back(doubles(7, 32768));  // as large as such a block
+  synchronize();
+  used_again.set_value();
+  reader.join();
+}
+
 TEST_F(Streams, SynchronizeWaitsForAll) {
   const Tensor x = doubles(1);
   multiply(x, 2);

@@ -418,8 +418,10 @@ class Launcher {
 };
 
 void run(cudaStream_t stream, const Kind& kind, std::span<const Reduction* const> reductions) {
-  if (kind.inputs >= 1 << kLevels)
-    throw UnimplementedError("a GPU reduces fewer than 4096 replicas at once");
+  constexpr int kMostInputs = 3000;
+  static_assert(kMostInputs < ManyTensors::kPointers && kMostInputs < 1 << kLevels);
+  if (kind.inputs > kMostInputs)
+    throw UnimplementedError("a GPU reduces at most 3,000 replicas at once");
   size_t pointers = 0;
   for (const Reduction* const r : reductions) pointers += r->inputs.size() + r->outputs.size();
   const auto launch = [&]<class Tables>(Tables*) {
