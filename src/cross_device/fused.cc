@@ -35,40 +35,49 @@ class Work {
     reductions_.reserve(reductions);
     cards_.reserve(reductions);
     sizes_.reserve(reductions);
-    kept_.reserve(reductions * replicas);
     from_.reserve(reductions * replicas);
     to_.reserve(reductions * replicas);
   }
 
-  // outputs[k][at...] = the inputs, combined. That happens where the first output is, on that GPU
-  // or in host memory; what is elsewhere is copied there and from there.
-  void add(ReduceOp op, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-           size_t at_byte, int64_t divisor) {
-    if (inputs[0].num_elements() == 0) return;
+  // outputs[k][at...] = the inputs, combined, which live until this has been run. That happens where
+  // the first output is, on that GPU or in host memory; what is elsewhere is copied there and from
+  // there.
+  void add(ReduceOp op, const auto& inputs, std::span<const Tensor> outputs, size_t at_byte,
+           int64_t divisor) {
+    const Tensor& first = *std::ranges::begin(inputs);
+    const int64_t count = first.num_elements();
+    if (count == 0) return;
     Device& place = TensorAccess::device(outputs[0]);
-    const int64_t count = inputs[0].num_elements();
-    cards_.push_back(place.card());
+    const int card = place.card();
+    const DType dtype = first.dtype();
+    cards_.push_back(card);
     reductions_.push_back({.inputs = {},
                            .outputs = {},
                            .count = count,
-                           .dtype = inputs[0].dtype(),
+                           .dtype = dtype,
                            .op = op,
                            .divisor = divisor});
-    for (const Tensor& t : inputs) {
-      kept_.push_back(detail::within_reach(t, place));
-      from_.push_back(kept_.back().const_data());
-    }
+    const size_t from = from_.size();
+    for (const Tensor& t : inputs)
+      from_.push_back(TensorAccess::device(t).card() == card ? t.const_data()
+                                                             : keep(clone_to(t, place)));
     size_t written = 0;
     for (const Tensor& t : outputs) {
-      if (TensorAccess::device(t).card() != place.card()) {
-        copies_.push_back({outputs[0], t, at_byte,
-                           size_t(count) * size_of(result_dtype(op, inputs[0].dtype()))});
+      if (TensorAccess::device(t).card() != card) {
+        copies_.push_back(
+            {outputs[0], t, at_byte, size_t(count) * size_of(result_dtype(op, dtype))});
         continue;
       }
       to_.push_back(static_cast<std::byte*>(TensorAccess::data(t)) + at_byte);
       ++written;
     }
-    sizes_.push_back({inputs.size(), written});
+    sizes_.push_back({from_.size() - from, written});
+  }
+
+  // Holds on to `tensor` until this has been run.
+  const void* keep(Tensor tensor) {
+    kept_.push_back(std::move(tensor));
+    return kept_.back().const_data();
   }
 
   void run() {
@@ -151,16 +160,15 @@ class Work {
   int small_outputs_ = 0;
 };
 
-Mirrored<Value> as_values(const std::vector<Tensor>& tensors) {
-  return Mirrored<Value>(std::vector<Value>(tensors.begin(), tensors.end()));
-}
-
-Mirrored<Value> add_dense(Work& work, ReduceOp op, const std::vector<Tensor>& inputs,
+// `inputs` are Tensors, and live until the work has been run.
+Mirrored<Value> add_dense(Work& work, ReduceOp op, const auto& inputs,
                           const Destinations& destinations, int64_t replicas) {
-  const DType dtype = result_dtype(op, inputs[0].dtype());
-  const std::vector<Tensor> outputs = work.make_outputs(inputs[0].shape(), dtype, destinations);
+  const Tensor& first = *std::ranges::begin(inputs);
+  const DType dtype = result_dtype(op, first.dtype());
+  std::vector<Tensor> outputs = work.make_outputs(first.shape(), dtype, destinations);
   work.add(op, inputs, outputs, 0, replicas);
-  return as_values(outputs);
+  return Mirrored<Value>(std::vector<Value>(std::make_move_iterator(outputs.begin()),
+                                            std::make_move_iterator(outputs.end())));
 }
 
 // Values and indices end to end in replica order. The mean divides the values; the indices stay.
@@ -185,8 +193,9 @@ Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& val
     const IndexedSlices& slices = v.slices();
     const Tensor rows =
         slices.indices.dtype() == index_type ? slices.indices : slices.indices.to(index_type);
-    work.add(op, {&slices.values, 1}, values, value_at, replicas);
-    work.add(ReduceOp::SUM, {&rows, 1}, indices, index_at, 1);
+    work.keep(rows);
+    work.add(op, std::span(&slices.values, 1), values, value_at, replicas);
+    work.add(ReduceOp::SUM, std::span(&rows, 1), indices, index_at, 1);
     value_at += size_t(slices.values.num_elements()) * size_of(dtype);
     index_at += rows.num_bytes();
   }
@@ -225,10 +234,8 @@ Mirrored<Value> add(Work& work, ReduceOp op, const PerReplica<Value>& value,
   if (!replicas) replicas = int64_t(value.size());
   if (sparse == value.size()) return add_sparse(work, op, value, destinations, replicas);
   if (sparse > 0) return reduce_mixed(op, value, destinations);
-  std::vector<Tensor> inputs;
-  inputs.reserve(value.size());
-  for (const Value& v : value) inputs.push_back(v.tensor());
-  return add_dense(work, op, inputs, destinations, replicas);
+  const auto tensors = std::views::transform(value, &Value::tensor);
+  return add_dense(work, op, tensors, destinations, replicas);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/pool_allocator.h"
 #include "device/gpu.h"
 #include "device/memory_pool.h"
 
@@ -23,7 +24,8 @@ class CpuDevice : public Device {
 
   std::shared_ptr<void> allocate(size_t bytes) override {
     return {MemoryPool::host().allocate(bytes),
-            [bytes](void* data) { MemoryPool::host().deallocate(data, bytes); }};
+            [bytes](void* data) { MemoryPool::host().deallocate(data, bytes); },
+            base::PoolAllocator<std::byte>()};
   }
   bool in_host_memory() const override { return true; }
   void copy_from_host(void*, const void*, size_t) override { unreachable(); }

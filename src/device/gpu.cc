@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/module.h"
+#include "base/pool_allocator.h"
 #include "device/failure.h"
 
 namespace tutti {
@@ -65,7 +66,8 @@ class GpuMemory {
     void* const data = take(size);
     if (const Stream stream = current_stream(card_); stream != own_stream(card_))
       order(card_, stream, card_, own_stream(card_));
-    return {data, [this, size](void* block) { put_back(block, size); }};
+    return {data, [this, size](void* block) { put_back(block, size); },
+            base::PoolAllocator<std::byte>()};
   }
 
   // From the driver. What is held in reserve goes back to it before anybody is told that there is

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "base/pool_allocator.h"
 #include "device/device.h"
 
 namespace tutti {
@@ -42,8 +43,9 @@ struct TensorAccess {
   static Tensor empty(const Shape& shape, DType dtype, Device& device);
   static Tensor wrap(std::shared_ptr<void> memory, void* data, Shape shape, DType dtype,
                      Device& device, bool read_only) {
-    return Tensor(std::make_shared<const Tensor::Impl>(std::move(memory), data, std::move(shape),
-                                                       dtype, device, read_only));
+    return Tensor(std::allocate_shared<const Tensor::Impl>(
+        base::PoolAllocator<Tensor::Impl>(), std::move(memory), data, std::move(shape), dtype,
+        device, read_only));
   }
   static Device& device(const Tensor& tensor) { return tensor.impl().device; }
   static void* data(const Tensor& tensor) { return tensor.impl().data; }

@@ -470,9 +470,11 @@ void reduce(int card, cudaStream_t stream, std::span<const Reduction> batch) {
   work.reserve(batch.size());
   for (const Reduction& r : batch)
     if (r.count > 0 && !r.outputs.empty()) work.push_back(simplified(r));
-  std::stable_sort(work.begin(), work.end(), [&](const Reduction& a, const Reduction& b) {
+  const auto before = [](const Reduction& a, const Reduction& b) {
     return kind_of(a) < kind_of(b);
-  });
+  };
+  if (!std::is_sorted(work.begin(), work.end(), before))
+    std::stable_sort(work.begin(), work.end(), before);
   std::vector<const Reduction*> alike;
   for (size_t i = 0; i < work.size(); ++i) {
     alike.push_back(&work[i]);
