@@ -12,9 +12,9 @@ namespace tutti {
 
 namespace cross_device {
 
-namespace {
-
 constexpr int kQuad = 4;
+
+namespace {
 
 bool is_pair_of_quads(const LinkTable& links) {
   if (links.size() < 2 * kQuad) return false;
@@ -47,6 +47,7 @@ cross_device::LinkTable links_between_gpus(const std::vector<std::string>& types
   const device::CudaModule* const cuda = device::cuda_module();
   if (!cuda) return {};
   device::GpuRuntime& runtime = cuda->runtime();
+  if (runtime.cards() < 2 * cross_device::kQuad) return {};
   cross_device::LinkTable links(size_t(runtime.cards()));
   for (int card = 0; card < runtime.cards(); ++card)
     for (int peer = 0; peer < runtime.cards(); ++peer)

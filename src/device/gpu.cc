@@ -9,6 +9,7 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/module.h"
@@ -31,13 +32,16 @@ struct OwnStreams {
   Stream operations, uploads;
 };
 
+// Made for the cards that are used: a stream takes a context, and that takes memory.
 const OwnStreams& own_streams(int card) {
-  static const auto* const streams = [] {
-    auto* const all = new std::vector<OwnStreams>;
-    for (int i = 0; i < runtime().cards(); ++i) all->emplace_back(i);
-    return all;
-  }();
-  return (*streams)[size_t(card)];
+  struct Slot {
+    std::once_flag made;
+    std::optional<OwnStreams> streams;
+  };
+  static Slot* const slots = new Slot[size_t(runtime().cards())];
+  Slot& slot = slots[card];
+  std::call_once(slot.made, [&] { slot.streams.emplace(card); });
+  return *slot.streams;
 }
 
 Stream own_stream(int card) { return own_streams(card).operations; }
@@ -49,8 +53,9 @@ thread_local std::map<int, Stream> foreign_streams;
 void order(int card, Stream stream, int earlier_card, Stream earlier) {
   if (stream == earlier) return;
   const Event event = runtime().record(earlier_card, earlier);
+  const std::unique_ptr<void, void (*)(Event)> released(
+      event, [](Event recorded) { runtime().release(recorded); });
   runtime().wait(card, stream, event);
-  runtime().release(event);
 }
 
 // Memory belongs to Tutti's own stream: a block that comes back is used again for what that stream
@@ -63,22 +68,12 @@ class GpuMemory {
 
   std::shared_ptr<void> allocate(size_t bytes) {
     const size_t size = rounded(bytes);
-    void* const data = take(size);
+    std::shared_ptr<void> memory(
+        take(size), [this, size](void* block) { put_back(block, size); },
+        base::PoolAllocator<std::byte>());
     if (const Stream stream = current_stream(card_); stream != own_stream(card_))
       order(card_, stream, card_, own_stream(card_));
-    return {data, [this, size](void* block) { put_back(block, size); },
-            base::PoolAllocator<std::byte>()};
-  }
-
-  // From the driver. What is held in reserve goes back to it before anybody is told that there is
-  // nothing left.
-  void* allocate_new(size_t bytes, Stream stream) {
-    try {
-      return runtime().allocate(card_, bytes, stream);
-    } catch (const ResourceExhaustedError&) {
-      release_cached();
-    }
-    return runtime().allocate(card_, bytes, stream);
+    return memory;
   }
 
   void release_cached() {
@@ -112,7 +107,7 @@ class GpuMemory {
       if (in_use_ + cached_ > bound) shrink_to(bound - in_use_);
     }
     try {
-      void* const data = allocate_new(size, own_stream(card_));
+      void* const data = allocate_on_card(runtime(), card_, size, own_stream(card_));
       std::lock_guard lock(mutex_);
       most_in_use_ = std::max(most_in_use_, in_use_);
       return data;
@@ -248,12 +243,22 @@ void release_cached_gpu_memory() {
   for (int card = 0; card < runtime().cards(); ++card) memory_of(card).release_cached();
 }
 
+void* allocate_on_card(GpuRuntime& runtime, int card, size_t bytes, Stream stream) {
+  try {
+    return runtime.allocate(card, bytes, stream);
+  } catch (const ResourceExhaustedError&) {
+    release_cached_gpu_memory();
+  }
+  return runtime.allocate(card, bytes, stream);
+}
+
 std::shared_ptr<void> upload(int card, const void* from, size_t bytes) {
   const Stream uploads = own_streams(card).uploads;
-  void* const data = memory_of(card).allocate_new(std::max<size_t>(bytes, 1), uploads);
+  void* const data = allocate_on_card(runtime(), card, std::max<size_t>(bytes, 1), uploads);
   std::shared_ptr<void> memory(data, [card, uploads](void* block) {
     try {
       order(card, uploads, card, current_stream(card));
+      order(card, uploads, card, own_stream(card));  // where others may have used it
     } catch (const Error&) {
       return;  // the card is lost
     }
@@ -300,7 +305,11 @@ void copy_runs(const Device& to_device, void* to, size_t to_stride, const Device
   const Stream stream = current_stream(card);
   const bool between = to_card >= 0 && from_card >= 0 && to_card != from_card;
   if (between) order(card, stream, from_card, current_stream(from_card));
-  if (count == 1)
+  if (between)
+    for (size_t i = 0; i < count; ++i)
+      runtime().copy_between(to_card, static_cast<std::byte*>(to) + i * to_stride, from_card,
+                             static_cast<const std::byte*>(from) + i * from_stride, run, stream);
+  else if (count == 1)
     runtime().copy(card, to, from, run, stream);
   else
     runtime().copy_runs(card, to, to_stride, from, from_stride, run, count, stream);

@@ -53,11 +53,15 @@ class GpuRuntime {
   virtual void* allocate_pinned(size_t bytes) = 0;
   virtual void deallocate_pinned(void* data) noexcept = 0;
 
-  // Between any two memories; enqueued. Host memory has been read when it returns.
+  // Between memory of `card` and the host's, or within the card; enqueued. Host memory has been read
+  // when it returns.
   virtual void copy(int card, void* to, const void* from, size_t bytes, Stream stream) = 0;
   // `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before.
   virtual void copy_runs(int card, void* to, size_t to_stride, const void* from, size_t from_stride,
                          size_t run, size_t count, Stream stream) = 0;
+  // From one card to another, by a stream of the first.
+  virtual void copy_between(int to_card, void* to, int from_card, const void* from, size_t bytes,
+                            Stream stream) = 0;
 };
 
 // What the module "cuda" hands out.
@@ -73,6 +77,10 @@ const std::string& why_no_gpus();
 
 // For tests: used in place of the module. To be called before anybody asks for a GPU.
 void set_cuda_module(const CudaModule& module);
+
+// Memory straight from the driver. What Tutti holds in reserve goes back before anybody is told that
+// there is nothing left.
+void* allocate_on_card(GpuRuntime& runtime, int card, size_t bytes, Stream stream);
 
 // The GPUs of this machine; null where there are none.
 std::unique_ptr<Provider> gpu_provider();

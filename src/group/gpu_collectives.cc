@@ -124,7 +124,8 @@ class GpuCollectives::Scratch {
   Scratch(const Scratch&) = delete;
 
   std::byte* take(size_t bytes) {
-    blocks_.push_back(runtime_.allocate(card_, std::max<size_t>(bytes, 1), stream_));
+    blocks_.push_back(
+        device::allocate_on_card(runtime_, card_, std::max<size_t>(bytes, 1), stream_));
     return static_cast<std::byte*>(blocks_.back());
   }
 
@@ -311,8 +312,10 @@ void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call
   Pinned& memory = call.kind == Collective::send   ? for_sends_
                    : call.kind == Collective::recv ? for_recvs_
                                                    : for_collectives_;
-  const size_t in_bytes = aligned(bytes_of(call.in));
-  std::byte* const buffer = memory.get(in_bytes + (in_place ? 0 : bytes_of(call.out)));
+  const size_t in_bytes = aligned(bytes_of(call.in)), out_bytes = bytes_of(call.out);
+  // What begins at the same place may be longer on one side: the first part of what is gathered.
+  std::byte* const buffer =
+      memory.get(in_place ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes);
   GroupCall host = call;
   host.in = {buffer, call.in.count, call.in.dtype};
   host.out = {in_place ? buffer : buffer + in_bytes, call.out.count, call.out.dtype};

@@ -471,7 +471,7 @@ void GroupImpl::work_off_queue() {
   while (true) {
     queue_changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    const Queued next = std::move(queue_.front());
+    Queued next = std::move(queue_.front());
     queue_.pop_front();
     const bool cancelled = closing_;
     lock.unlock();
@@ -490,6 +490,7 @@ void GroupImpl::work_off_queue() {
         error = {ErrorCode::internal, e.what()};
       }
     }
+    next.operation = nullptr;  // and its tensors, before somebody else may be done with them
     pending_.fetch_sub(1, std::memory_order_release);
     {
       std::lock_guard state_lock(next.state->mutex);

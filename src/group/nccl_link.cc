@@ -399,11 +399,24 @@ void NcclLink::launch(const Enqueued& operation, const std::function<void()>& ca
     state.release(next.begins);
     state.explain(error, described(operation));
   }
-  next.ends = state.record();
+  try {
+    next.ends = state.record();
+  } catch (const Error& error) {
+    state.release(next.begins);
+    state.explain(error, described(operation));
+  }
   next.enqueued = Clock::now();
-  std::lock_guard lock(state.mutex);
-  state.under_way.push_back(std::move(next));
-  state.changed.notify_one();
+  {
+    std::lock_guard lock(state.mutex);
+    if (!state.failure) {
+      state.under_way.push_back(std::move(next));
+      state.changed.notify_one();
+      return;
+    }
+  }
+  state.release(next.begins);  // it was aborted meanwhile
+  state.release(next.ends);
+  state.throw_failure();
 }
 
 }  // namespace tutti::group

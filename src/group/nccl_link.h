@@ -51,7 +51,7 @@ class NcclLink {
   NcclLink(const Gpus& gpus, NcclCommunicators communicators, std::vector<int> cards,
            std::unique_ptr<Others> others);
   // Never waits. What is under way goes on to its end or its deadline, watched by a thread that is
-  // joined before the process ends.
+  // joined before the process ends; a process that ends grants it two seconds more.
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
 

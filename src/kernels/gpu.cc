@@ -1,6 +1,7 @@
 #include "kernels/gpu.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -14,24 +15,32 @@ GpuKernels& kernels() { return device::cuda_module()->kernels(); }
 class Uploaded {
  public:
   Uploaded(int card, const void* values, size_t bytes)
-      : card_(card), stream_(device::current_stream(card)) {
-    device::GpuRuntime& runtime = device::cuda_module()->runtime();
-    data_ = runtime.allocate(card, std::max<size_t>(bytes, 1), stream_);
-    runtime.copy(card, data_, values, bytes, stream_);
+      : card_(card), stream_(device::current_stream(card)), data_(allocate(bytes), Free{this}) {
+    device::cuda_module()->runtime().copy(card, data_.get(), values, bytes, stream_);
   }
-  ~Uploaded() { device::cuda_module()->runtime().deallocate(card_, data_, stream_); }
   Uploaded(const Uploaded&) = delete;
   Uploaded& operator=(const Uploaded&) = delete;
 
   template <class T>
   const T* as() const {
-    return static_cast<const T*>(data_);
+    return static_cast<const T*>(data_.get());
   }
 
  private:
+  struct Free {
+    const Uploaded* uploaded;
+    void operator()(void* data) const {
+      device::cuda_module()->runtime().deallocate(uploaded->card_, data, uploaded->stream_);
+    }
+  };
+  void* allocate(size_t bytes) const {
+    return device::allocate_on_card(device::cuda_module()->runtime(), card_,
+                                    std::max<size_t>(bytes, 1), stream_);
+  }
+
   const int card_;
   const device::Stream stream_;
-  void* data_;
+  const std::unique_ptr<void, Free> data_;
 };
 
 }  // namespace

@@ -59,6 +59,27 @@ TEST_P(GpuGroup, FollowsTheStreamsOfItsCallers) {
   });
 }
 
+// What a rank gathers may lie where it goes: that of rank 0 begins with the whole.
+TEST_P(GpuGroup, GathersInPlace) {
+  on_ranks(groups, [&](const Group& group) {
+    const std::string gpu = gpus_of(group.rank())[0];
+    const int64_t part = 5000, size = group.size();
+    const Tensor all = Tensor::zeros({part * size}, DType::float64, gpu);
+    const Tensor mine = Tensor::borrow(static_cast<double*>(all.data()) + part * group.rank(),
+                                       {part}, DType::float64, gpu);
+    testing::multiply(all, 0);
+    const Tensor value = Tensor::full({part}, group.rank() + 1, DType::float64, gpu);
+    device::copy_runs(device::find(gpu, "test"), mine.data(), 0, device::find(gpu, "test"),
+                      value.const_data(), 0, value.num_bytes(), 1);
+    group.all_gather(mine, all);
+    const std::vector<double> got = all.to_vector<double>();
+    for (int64_t r = 0; r < size; ++r) {
+      EXPECT_EQ(got[size_t(r * part)], double(r + 1));
+      EXPECT_EQ(got[size_t(r * part + part - 1)], double(r + 1));
+    }
+  });
+}
+
 TEST_P(GpuGroup, RefusesBuffersInTwoMemories) {
   on_ranks(groups, [&](const Group& group) {
     const Tensor gpu = Tensor::zeros({3}, DType::float32, gpus_of(group.rank())[0]);

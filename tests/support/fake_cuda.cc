@@ -247,6 +247,13 @@ class FakeCuda : public device::GpuRuntime, public kernels::GpuKernels {
   }
   void deallocate_pinned(void* data) noexcept override { std::free(data); }
 
+  void copy_between(int to_card, void* to, int from_card, const void* from, size_t bytes,
+                    Stream stream) override {
+    if (bytes == 0) return;
+    std::lock_guard lock(mutex_);
+    if (card_of(to) != to_card || card_of(from) != from_card) fail("a copy names other cards");
+    move_runs(to_card, to, bytes, from, bytes, bytes, 1, stream);
+  }
   void copy(int card, void* to, const void* from, size_t bytes, Stream stream) override {
     copy_runs(card, to, bytes, from, bytes, bytes, 1, stream);
   }
@@ -255,6 +262,12 @@ class FakeCuda : public device::GpuRuntime, public kernels::GpuKernels {
     if (run == 0 || count == 0) return;
     if (count > 1 && (to_stride < run || from_stride < run)) fail("runs of bytes overlap");
     std::lock_guard lock(mutex_);
+    if (card_of(to) >= 0 && card_of(from) >= 0 && card_of(to) != card_of(from))
+      fail("a copy between cards is not open to this call");
+    move_runs(card, to, to_stride, from, from_stride, run, count, stream);
+  }
+  void move_runs(int card, void* to, size_t to_stride, const void* from, size_t from_stride,
+                 size_t run, size_t count, Stream stream) {
     ++counts_.copies;
     const size_t from_bytes = (count - 1) * from_stride + run;
     const size_t to_bytes = (count - 1) * to_stride + run;

@@ -62,6 +62,9 @@ class FakeRuntime : public device::GpuRuntime {
   void copy(int, void* to, const void* from, size_t bytes, device::Stream) override {
     std::memmove(to, from, bytes);
   }
+  void copy_between(int, void* to, int, const void* from, size_t bytes, device::Stream) override {
+    std::memmove(to, from, bytes);
+  }
   void copy_runs(int, void* to, size_t to_stride, const void* from, size_t from_stride, size_t run,
                  size_t count, device::Stream) override {
     for (size_t i = 0; i < count; ++i)

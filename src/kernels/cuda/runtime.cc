@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <tutti/error.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -147,11 +149,25 @@ class CudaRuntime : public device::GpuRuntime {
   void copy_runs(int card, void* to, size_t to_stride, const void* from, size_t from_stride,
                  size_t run, size_t count, device::Stream stream) override {
     if (run == 0 || count == 0) return;
+    if (std::max(to_stride, from_stride) > size_t(INT_MAX)) {  // more than CUDA takes
+      for (size_t i = 0; i < count; ++i)
+        copy(card, static_cast<std::byte*>(to) + i * to_stride,
+             static_cast<const std::byte*>(from) + i * from_stride, run, stream);
+      return;
+    }
     const OnCard here(card);
     check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, run, count, cudaMemcpyDefault,
                             as_stream(stream)),
           "cudaMemcpy2DAsync");
     wait_for_pinned(from, stream);
+  }
+
+  // Memory of a pool is not open to other cards, but this way it can be copied.
+  void copy_between(int to_card, void* to, int from_card, const void* from, size_t bytes,
+                    device::Stream stream) override {
+    const OnCard here(to_card);
+    check(cudaMemcpyPeerAsync(to, to_card, from, from_card, bytes, as_stream(stream)),
+          "cudaMemcpyPeerAsync");
   }
 
  private:
@@ -178,7 +194,7 @@ class CudaRuntime : public device::GpuRuntime {
       cudaGetLastError();
       return;
     }
-    if (attributes.type == cudaMemoryTypeHost)
+    if (attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeManaged)
       check(cudaStreamSynchronize(as_stream(stream)), "cudaStreamSynchronize");
   }
 
