@@ -49,12 +49,12 @@ enum class Collective : uint8_t {
   split,
 };
 
-// Where elements lie. `tensor` is set where it came as one, and keeps it alive.
+// Where elements lie. `tensor` is set where they came as one: the caller's handle.
 struct Memory {
   void* data = nullptr;
   int64_t count = 0;
   DType dtype = DType::float32;
-  Tensor tensor = {};
+  const Tensor* tensor = nullptr;
 };
 
 template <class B>
@@ -95,9 +95,9 @@ struct GroupCall {
   int64_t tag = 0;
 };
 
-inline GroupCall call(Collective kind, Memory in, Memory out, ReduceOp op = ReduceOp::SUM,
-                      int root = -1, int64_t tag = 0) {
-  return {kind, std::move(in), std::move(out), op, root, tag};
+inline GroupCall call(Collective kind, const Memory& in, const Memory& out,
+                      ReduceOp op = ReduceOp::SUM, int root = -1, int64_t tag = 0) {
+  return {kind, in, out, op, root, tag};
 }
 inline GroupCall in_place(Collective kind, const Memory& data, ReduceOp op, int root = -1) {
   return {kind, data, data, op, root};

@@ -27,7 +27,7 @@ Memory read(const Tensor& tensor) {
   if (!device.in_host_memory() && device.card() < 0)
     throw InvalidArgumentError(
         fmt::format("group: {} is neither in host memory nor on a GPU", tensor.to_string()));
-  return {TensorAccess::data(tensor), tensor.num_elements(), tensor.dtype(), tensor};
+  return {TensorAccess::data(tensor), tensor.num_elements(), tensor.dtype(), &tensor};
 }
 
 Memory write(const Tensor& tensor) {

@@ -27,7 +27,7 @@ namespace {
 
 std::string text_of(const Memory& memory) {
   if (memory.tensor)
-    return fmt::format("{}{}", name(memory.dtype), memory.tensor.shape().to_string());
+    return fmt::format("{}{}", name(memory.dtype), memory.tensor->shape().to_string());
   return fmt::format("{}[{}]", name(memory.dtype), memory.count);
 }
 
@@ -36,7 +36,7 @@ void set_shape(Description& what, const Memory& memory) {
   what.rank = 1;
   what.extents = {memory.count};
   if (!memory.tensor) return;
-  const Shape& shape = memory.tensor.shape();
+  const Shape& shape = memory.tensor->shape();
   what.rank = uint32_t(shape.rank());
   if (shape.rank() <= what.extents.size()) std::ranges::copy(shape, what.extents.begin());
 }
@@ -60,12 +60,12 @@ Patience patience_of(const CommunicationOptions& options) {
 
 // The GPU that holds it; -1: host memory.
 int card_of(const Memory& memory) {
-  return memory.tensor ? TensorAccess::device(memory.tensor).card() : -1;
+  return memory.tensor ? TensorAccess::device(*memory.tensor).card() : -1;
 }
 
-[[noreturn]] void on_two_devices(Collective kind, const Tensor& one, const Tensor& other) {
-  const auto text = [](const Tensor& tensor) {
-    return tensor ? fmt::format("on {}", tensor.device()) : "in host memory";
+[[noreturn]] void on_two_devices(Collective kind, const Tensor* one, const Tensor* other) {
+  const auto text = [](const Tensor* tensor) {
+    return tensor ? fmt::format("on {}", tensor->device()) : "in host memory";
   };
   invalid(kind, fmt::format("one buffer is {} and another {}; those of one call lie in one memory",
                             text(one), text(other)));
@@ -287,9 +287,8 @@ group::GpuCollectives& GroupImpl::on_gpus() {
   return *on_gpus_;
 }
 
-void GroupImpl::perform(const Description& what, const GroupCall& call, Patience patience,
+void GroupImpl::perform(const Description& what, int card, const GroupCall& call, Patience patience,
                         const group::Record& record) {
-  const int card = card_of(call, rank());
   if (card < 0) return backend_->run(what, call, patience);
   on_gpus().run({{what, record.number(), patience}, card}, call);
 }
@@ -303,27 +302,36 @@ void GroupImpl::perform(const Description& what, const group::LeafReduction& red
 void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
   if (options.bytes_per_pack != 0 || options.timeout) options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
+  const int card = card_of(call, rank());
   const Patience patience = patience_of(options);
   const Step step{what, bytes_of(call)};
   // The other side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
-    return recorded(sent_, step, [&] { perform(what, call, patience, sent_); });
+    return recorded(sent_, step, [&] { perform(what, card, call, patience, sent_); });
   }
   if (call.kind == Collective::recv) {
     std::lock_guard lock(receiving_);
-    return recorded(received_, step, [&] { perform(what, call, patience, received_); });
+    return recorded(received_, step, [&] { perform(what, card, call, patience, received_); });
   }
-  what.place = place_of(card_of(call, rank()), options);
-  in_order(step, [&] { perform(what, call, patience, collectives_); });
+  what.place = place_of(card, options);
+  in_order(step, [&] { perform(what, card, call, patience, collectives_); });
 }
 
 Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
   options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
-  what.place = place_of(card_of(call, rank()), options);
-  return enqueue([this, what, call, patience = patience_of(options)] {
-    collective({what, bytes_of(call)}, [&] { perform(what, call, patience, collectives_); });
+  const int card = card_of(call, rank());
+  what.place = place_of(card, options);
+  // The caller's handles may be gone before the operation is done.
+  const auto handle = [](const Memory& memory) {
+    return memory.tensor ? *memory.tensor : Tensor();
+  };
+  return enqueue([this, what, card, call = GroupCall(call), in = handle(call.in),
+                  out = handle(call.out), patience = patience_of(options)]() mutable {
+    call.in.tensor = in ? &in : nullptr;
+    call.out.tensor = out ? &out : nullptr;
+    collective({what, bytes_of(call)}, [&] { perform(what, card, call, patience, collectives_); });
   });
 }
 
@@ -338,7 +346,7 @@ struct TensorList {
     for (const Tensor& tensor : tensors) {
       const Memory memory = write(tensor);
       if (inputs.empty()) card = card_of(memory);
-      if (card_of(memory) != card) on_two_devices(Collective::all_reduce, tensors[0], tensor);
+      if (card_of(memory) != card) on_two_devices(Collective::all_reduce, &tensors[0], &tensor);
       if (result_dtype(op, memory.dtype) != memory.dtype)
         invalid(Collective::all_reduce,
                 fmt::format("the {} of {} is {}, which does not fit in place", name(op),

@@ -38,12 +38,15 @@ class GroupImpl {
   // all ranks.
   explicit GroupImpl(std::unique_ptr<group::Backend> backend,
                      int stragglers = base::settings().stragglers)
-      : backend_(std::move(backend)), stragglers_(backend_->size() > 1 ? stragglers : 0) {}
+      : backend_(std::move(backend)),
+        rank_(backend_->rank()),
+        size_(backend_->size()),
+        stragglers_(size_ > 1 ? stragglers : 0) {}
   // Leaves. What is still in the queue is cancelled.
   ~GroupImpl();
 
-  int rank() const { return backend_->rank(); }
-  int size() const { return backend_->size(); }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   group::Backend& backend() { return *backend_; }
 
   void run(const GroupCall& call, const CommunicationOptions& options);
@@ -73,8 +76,8 @@ class GroupImpl {
   void recorded(group::Record& record, const Step& step, const F& operation);
   void compare_stragglers();
   // On the host or on GPUs, as `what` says.
-  void perform(const group::Description& what, const GroupCall& call, group::Patience patience,
-               const group::Record& record);
+  void perform(const group::Description& what, int card, const GroupCall& call,
+               group::Patience patience, const group::Record& record);
   void perform(const group::Description& what, const group::LeafReduction& reduction,
                group::Patience patience);
   group::GpuCollectives& on_gpus();
@@ -83,6 +86,7 @@ class GroupImpl {
   [[noreturn]] void explain(const Error& error, const group::Record& record);
 
   std::unique_ptr<group::Backend> backend_;
+  const int rank_, size_;
   std::mutex collective_, sending_, receiving_;
   group::Record collectives_, sent_, received_;
   group::Stragglers stragglers_;

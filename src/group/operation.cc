@@ -27,11 +27,12 @@ std::string_view name(Collective kind) {
 }
 
 uint64_t Description::hash() const {
-  uint64_t sum = mixed(uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
-                           uint64_t(place) << 24 | uint64_t(uint32_t(root)) << 32,
-                       uint64_t(tensors) | uint64_t(rank) << 32);
-  for (const int64_t extent : extents) sum = mixed(sum, uint64_t(extent));
-  return mixed(sum, others);
+  // Products that do not wait for each other.
+  const uint64_t call = mixed(uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
+                                  uint64_t(place) << 24 | uint64_t(uint32_t(root)) << 32,
+                              uint64_t(tensors) | uint64_t(rank) << 32);
+  const uint64_t shape = mixed(uint64_t(extents[0]), uint64_t(extents[1]));
+  return mixed(call ^ std::rotl(shape, 32), mixed(uint64_t(extents[2]), others));
 }
 
 std::string Description::to_string() const {

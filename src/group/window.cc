@@ -101,10 +101,8 @@ Window::~Window() {
 void Window::begin(const Description& what, Patience patience) {
   if (blocks_[0]->poison.state.load(std::memory_order_relaxed) != 0) check();
   waiting_ = {patience};
-  if (!(what == what_)) {  // most are like the one before
-    what_ = what;
-    hash_ = what.hash();
-  }
+  what_ = what;
+  hash_ = what.hash();
   if (alarm_ && alarm_->load(std::memory_order_relaxed))
     if (const auto failure = members_->failure())
       fail(failure->code, fmt::format("{}: {}", described(what, number_ + 1), failure->text));

@@ -411,7 +411,7 @@ void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
 namespace {
 
 // A few elements are summed before vectors would be set up. The same tree, so the same bits.
-constexpr int64_t kFew = 4;
+constexpr int64_t kFew = 16;
 
 template <class T>
 T tree_sum(std::span<const void* const> inputs, size_t i) {
@@ -423,10 +423,15 @@ T tree_sum(std::span<const void* const> inputs, size_t i) {
 template <class T>
 void sum_few(const Reduction& r) {
   T sums[kFew];
-  for (int64_t i = 0; i < r.count; ++i) {
-    sums[i] = tree_sum<T>(r.inputs, size_t(i));
-    if (r.op == ReduceOp::MEAN) sums[i] /= T(r.divisor);
+  if (r.inputs.size() == 2) {
+    const auto *const a = static_cast<const T*>(r.inputs[0]), *const b = static_cast<const T*>(
+                                                                  r.inputs[1]);
+    for (int64_t i = 0; i < r.count; ++i) sums[i] = a[i] + b[i];
+  } else {
+    for (int64_t i = 0; i < r.count; ++i) sums[i] = tree_sum<T>(r.inputs, size_t(i));
   }
+  if (r.op == ReduceOp::MEAN)
+    for (int64_t i = 0; i < r.count; ++i) sums[i] /= T(r.divisor);
   for (void* output : r.outputs) std::memcpy(output, sums, size_t(r.count) * sizeof(T));
 }
 

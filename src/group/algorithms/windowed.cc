@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "group/algorithms/stream.h"
 #include "kernels/reduce.h"
@@ -50,6 +51,9 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
   const int me = window_.rank(), n = window_.size(), root = call.root;
   const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
   std::byte* const out = bytes_of(call.out.data);
+  const auto elements_in = [shift = std::countr_zero(size_of(call.in.dtype))](size_t bytes) {
+    return bytes >> shift;  // a division would be as long as all the rest of a small call
+  };
   const auto combined = [&](std::byte* to, size_t bytes, const auto& leaf) {
     std::array<const void*, 16> few;
     std::vector<const void*> many(size_t(n) > few.size() ? size_t(n) : 0);
@@ -58,14 +62,14 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
     void* const output = to;
     kernels::reduce_here({.inputs = {inputs, size_t(n)},
                           .outputs = {&output, 1},
-                          .count = int64_t(bytes / size_of(call.in.dtype)),
+                          .count = int64_t(elements_in(bytes)),
                           .dtype = call.in.dtype,
                           .op = call.op,
                           .divisor = n},
                          false);
   };
   // Where each rank shows a part for every other, they share the area.
-  const size_t part_chunk = kArea / size_t(n) / kAlign * kAlign;
+  const auto part_chunk = [&] { return kArea / size_t(n) / kAlign * kAlign; };
   const auto show_parts = [&](size_t at, size_t now, size_t part_bytes) {
     const size_t stride = rounded_up(now);
     std::byte* const to = window_.mine(stride * size_t(n));
@@ -77,9 +81,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
     return window_.shown(rank, stride * size_t(n)) + size_t(me) * stride;
   };
   // Results may be wider than what they are made of.
-  const auto result_at = [&](size_t at) {
-    return at / size_of(call.in.dtype) * size_of(call.out.dtype);
-  };
+  const auto result_at = [&](size_t at) { return elements_in(at) * size_of(call.out.dtype); };
 
   switch (call.kind) {
     case Collective::barrier: window_.meet(); break;
@@ -107,7 +109,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
       break;
     case Collective::scatter:
       in_chunks(
-          out_bytes, part_chunk,
+          out_bytes, part_chunk(),
           [&](size_t at, size_t now) {
             if (me == root) show_parts(at, now, out_bytes);
           },
@@ -116,7 +118,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
     case Collective::all_to_all: {
       const size_t part_bytes = in_bytes / size_t(n);
       in_chunks(
-          part_bytes, part_chunk, [&](size_t at, size_t now) { show_parts(at, now, part_bytes); },
+          part_bytes, part_chunk(), [&](size_t at, size_t now) { show_parts(at, now, part_bytes); },
           [&](size_t at, size_t now) {
             for (int r = 0; r < n; ++r)
               copy_bytes(out + size_t(r) * part_bytes + at, part(r, now), now);
@@ -136,7 +138,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
     case Collective::reduce_scatter: {
       const size_t part_bytes = in_bytes / size_t(n);
       in_chunks(
-          part_bytes, part_chunk, [&](size_t at, size_t now) { show_parts(at, now, part_bytes); },
+          part_bytes, part_chunk(), [&](size_t at, size_t now) { show_parts(at, now, part_bytes); },
           [&](size_t at, size_t now) {
             combined(out + result_at(at), now, [&](int r) { return part(r, now); });
           });
