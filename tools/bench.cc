@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -62,6 +64,26 @@ void print_table(const std::vector<Measurement>& all) {
   fmt::print("bandwidths in GB/s; medians of rank 0\n");
 }
 
+void measure_threads(int ranks, const BenchOptions& options,
+                     const std::function<void(const Measurement&)>& report) {
+  std::vector<Group> groups = Group::in_process(ranks);
+  std::vector<std::exception_ptr> errors(groups.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < groups.size(); ++r)
+    // Who fails leaves the group, so that the others do not wait for it.
+    threads.emplace_back([&, r, group = std::move(groups[r])]() mutable {
+      try {
+        const Group mine = std::move(group);
+        measure(mine, options, report);
+      } catch (...) {
+        errors[r] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
 // The workers of a job are this program again. Rank 0 puts its lines where we can read them.
 std::string run_workers(int ranks, const std::vector<std::string>& arguments) {
   const int fd = memfd_create("tutti bench", 0);
@@ -109,8 +131,9 @@ int bench(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--dtype", dtype, "the element type")->capture_default_str();
   app.add_option("--reduce", reduce, "SUM, MEAN, MIN, MAX or PROD")->capture_default_str();
-  app.add_option("--backend", backend, "processes (shm) or threads (in_process)")
-      ->check(CLI::IsMember({"shm", "in_process"}))
+  app.add_option("--backend", backend,
+                 "processes that share memory (shm), or do not (ucx), or threads (in_process)")
+      ->check(CLI::IsMember({"shm", "ucx", "in_process"}))
       ->capture_default_str();
   app.add_option("--buffers", options.buffers, "memory of the rank's own, or of the group")
       ->check(CLI::IsMember({"private", "window"}))
@@ -123,6 +146,7 @@ int bench(int argc, char** argv) {
       ->check(CLI::Range(size_t(2), size_t(1) << 20))
       ->capture_default_str();
   app.add_option("--seconds", options.seconds, "about how long a size takes")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--no-pin", no_pin, "leave the ranks to the scheduler");
   app.add_flag("--json", json, "a line of JSON per size");
@@ -131,11 +155,23 @@ int bench(int argc, char** argv) {
   app.add_option("--into", into)->group("");  // in a worker
   if (const auto code = parse(app, argc, argv)) return *code;
   options.pin = !no_pin;
+  std::vector<Measurement> peers;
   try {
     options.dtype = dtype_named(dtype);
     options.reduce = reduce_op(reduce);
     if (result_dtype(options.reduce, options.dtype) != options.dtype)
       throw std::runtime_error(fmt::format("the {} of {} has another type", reduce, dtype));
+    if (options.min_bytes > options.max_bytes)
+      throw std::runtime_error(fmt::format("--min-bytes {} is more than --max-bytes {}",
+                                           options.min_bytes, options.max_bytes));
+    if (!peer_files.empty() && plot_file.empty())
+      throw std::runtime_error("--peers are for the plot: --plot names its file");
+    for (const std::string& name : peer_files) {
+      std::ifstream file(name);
+      if (!file) throw std::runtime_error(fmt::format("cannot read {}", name));
+      const std::vector<Measurement> read = read_lines(file, name);
+      peers.insert(peers.end(), read.begin(), read.end());
+    }
   } catch (const std::exception& error) {
     fmt::print(stderr, "tutti bench: {}\n", error.what());
     return kUsageError;
@@ -153,12 +189,9 @@ int bench(int argc, char** argv) {
     return 0;
   }
   if (backend == "in_process") {
-    std::vector<Group> groups = Group::in_process(ranks);
-    std::vector<std::thread> threads;
-    for (const Group& group : groups)
-      threads.emplace_back([&] { measure(group, options, report); });
-    for (std::thread& thread : threads) thread.join();
+    measure_threads(ranks, options, report);
   } else {
+    if (backend != "shm") setenv("TUTTI_BACKEND", backend.c_str(), 1);  // for the workers
     lines << run_workers(ranks, {argv + 1, argv + argc});
   }
 
@@ -170,12 +203,7 @@ int bench(int argc, char** argv) {
     print_table(results);
   if (!plot_file.empty()) {
     std::vector<Measurement> all = results;
-    for (const std::string& name : peer_files) {
-      std::ifstream file(name);
-      if (!file) throw std::runtime_error(fmt::format("cannot read {}", name));
-      const std::vector<Measurement> peers = read_lines(file, name);
-      all.insert(all.end(), peers.begin(), peers.end());
-    }
+    all.insert(all.end(), peers.begin(), peers.end());
     std::ofstream file(plot_file);
     file << plot(all);
     if (!file.flush()) throw std::runtime_error(fmt::format("cannot write {}", plot_file));

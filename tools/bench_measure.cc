@@ -222,7 +222,7 @@ void measure(const Group& group, const BenchOptions& options,
       return op.expected(rank, ranks, i, each, options.reduce, value);
     });
     const Tensor out = memory(out_count), in = op.in_place ? out : memory(in_count);
-    const int64_t most = size <= 4096 ? 2000 : size <= (1 << 20) ? 200 : 20;
+    const int64_t most = size <= 4096 ? 20000 : size <= (1 << 20) ? 200 : 20;
     std::vector<int64_t> iterations{most};
     int64_t wrong = 0;
     std::vector<double> times;

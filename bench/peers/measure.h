@@ -79,7 +79,7 @@ void measure(Library& library, const Options& options) {
       input[i] = element(library.rank(), i);
       for (int rank = 0; rank < library.ranks(); ++rank) expected[i] += element(rank, i);
     }
-    const int64_t most = bytes <= 4096 ? 2000 : bytes <= (1 << 20) ? 200 : 20;
+    const int64_t most = bytes <= 4096 ? 20000 : bytes <= (1 << 20) ? 200 : 20;
     int64_t iterations = most, wrong = 0;
     std::vector<double> times;
     auto warm = Clock::now();

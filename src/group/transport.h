@@ -35,10 +35,14 @@ class Transport {
   virtual bool cancel(Message* message) = 0;
 
   virtual void progress() = 0;
-  // Progress, and then a test.
-  virtual State advance(Message* message) {
-    progress();
-    return test(message);
+  // Progress, and then a test, until it is over; so many times at most.
+  virtual State advance(Message* message, int times) {
+    State state = State::under_way;
+    for (int i = 0; i < times && state == State::under_way; ++i) {
+      progress();
+      state = test(message);
+    }
+    return state;
   }
   // Waits for what was sent to be on its way, so long at most.
   virtual void flush(std::chrono::nanoseconds at_most) = 0;

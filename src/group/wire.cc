@@ -232,8 +232,8 @@ void Wire::await(Transport::Message*& message, const Need& need) {
   };
   if (over(transport_.test(message))) return;
   // With a core for every rank, what is under way is worth a millisecond or two of looking.
-  for (int i = crowded_ ? 20 : 2000; i > 0; --i) {
-    if (over(transport_.advance(message))) return;
+  for (int i = crowded_ ? 20 : 100; i > 0; --i) {
+    if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
     if (crowded_) sched_yield();
   }
   Clock::time_point last = Clock::now();
@@ -242,7 +242,7 @@ void Wire::await(Transport::Message*& message, const Need& need) {
   const Window::Elsewhere elsewhere(window_, need.what.kind);
   while (true) {
     transport_.sleep(kLook);
-    if (over(transport_.advance(message))) return;
+    if (over(transport_.advance(message, 1))) return;
     if (const auto now = Clock::now(); now - last >= kLook) {
       look_around(need);
       last = now;

@@ -142,10 +142,14 @@ class UcxTransport : public Transport {
     std::lock_guard lock(mutex_);
     return test_locked(message);
   }
-  State advance(Message* message) override {
+  State advance(Message* message, int times) override {
     std::lock_guard lock(mutex_);
-    progress_locked();
-    return message ? test_locked(message) : State::over;
+    State state = State::under_way;
+    for (int i = 0; i < times && state == State::under_way; ++i) {
+      progress_locked();
+      state = message ? test_locked(message) : State::over;
+    }
+    return state;
   }
 
   bool is_under_way(const Message* message) override {
