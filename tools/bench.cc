@@ -132,8 +132,8 @@ int bench(int argc, char** argv) {
   app.add_option("--dtype", dtype, "the element type")->capture_default_str();
   app.add_option("--reduce", reduce, "SUM, MEAN, MIN, MAX or PROD")->capture_default_str();
   app.add_option("--backend", backend,
-                 "processes that share memory (shm), or do not (ucx), or threads (in_process)")
-      ->check(CLI::IsMember({"shm", "ucx", "in_process"}))
+                 "processes that share memory (shm), or do not (tcp, ucx), or threads (in_process)")
+      ->check(CLI::IsMember({"shm", "tcp", "ucx", "in_process"}))
       ->capture_default_str();
   app.add_option("--buffers", options.buffers, "memory of the rank's own, or of the group")
       ->check(CLI::IsMember({"private", "window"}))

@@ -27,7 +27,8 @@ struct Backend {
 constexpr Backend kBackends[] = {
     {"in_process", "", "ranks are threads of one process"},
     {"shm", "", "ranks are processes on one host"},
-    {"ucx", "ucx", "ranks on several hosts, over TCP, InfiniBand or RoCE"},
+    {"tcp", "tcp", "ranks on several hosts"},
+    {"ucx", "ucx", "ranks on several hosts, over InfiniBand, RoCE or TCP"},
     {"mpi", "mpi_openmpi", "ranks of a job that Open MPI's mpirun started"},
     {"mpi", "mpi_mpich", "ranks of a job that MPICH's mpirun started"},
     {"nccl", "nccl", "ranks with a GPU each"},
@@ -42,7 +43,8 @@ struct ModuleNeeds {
 constexpr ModuleNeeds kModules[] = {
     {"cluster", "coordination of processes", "libgrpc++1.51",
      "libgrpc++-dev protobuf-compiler-grpc"},
-    {"ucx", "transport between hosts", "libucx0", "libucx-dev"},
+    {"tcp", "transport between hosts, by TCP", "nothing", "nothing"},
+    {"ucx", "transport between hosts, by RDMA", "libucx0", "libucx-dev"},
     {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
     {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},
     {"cuda", "GPUs", "NVIDIA's driver", "the CUDA toolkit"},

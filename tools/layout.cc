@@ -51,11 +51,13 @@ std::string interface_in_use(const JobLayout& layout) {
   if (layout.network == "mpi") return "what MPI chooses";
   if (const std::string set = base::settings().interfaces; !set.empty())
     return set + " (TUTTI_INTERFACES)";
-  if (const char* set = std::getenv("UCX_NET_DEVICES"); set && *set)
+  const bool ucx = layout.network == "ucx";
+  if (const char* set = std::getenv("UCX_NET_DEVICES"); ucx && set && *set)
     return fmt::format("{} (UCX_NET_DEVICES)", set);
   const std::string& address = layout.ranks[0].address;
   const std::string name = group::interface_of(address);
-  return name.empty() ? fmt::format("what UCX chooses (rank 0 has no interface with {})", address)
+  return name.empty() ? fmt::format("{} (rank 0 has no interface with {})",
+                                    ucx ? "what UCX chooses" : "the first that is up", address)
                       : fmt::format("{}, on rank 0 (it has {})", name, address);
 }
 

@@ -140,7 +140,7 @@ class Group {
 
   int rank() const;
   int size() const;
-  std::string_view backend() const;  // "in_process", "shm", "ucx", "mpi"
+  std::string_view backend() const;  // "in_process", "shm", "tcp", "ucx", "mpi"
 
   // The ranks that give the same color become a group, in the order of key, then of rank.
   Group split(int color, int key) const;

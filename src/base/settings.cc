@@ -15,8 +15,10 @@ namespace {
 
 constexpr SettingDoc kDocs[] = {
     {"TUTTI_BACKEND", "",
-     "what moves data between workers: shm, ucx, mpi or nccl, an error where that cannot be had; "
-     "empty: shared memory within a host, UCX between hosts, and NCCL between GPUs"},
+     "what moves data between workers: shm, tcp, ucx, mpi or nccl, an error where that cannot be "
+     "had; "
+     "empty: shared memory within a host, UCX between hosts with RDMA and TCP between others, and "
+     "NCCL between GPUs"},
     {"TUTTI_COORDINATOR", "",
      "the address of a coordination service that runs already, as under tutti run; empty: the "
      "chief "
@@ -101,7 +103,7 @@ Settings read_settings() {
   s.warn_after = seconds("TUTTI_WARN_AFTER");
   s.timeline = get("TUTTI_TIMELINE");
   s.log_level = one_of("TUTTI_LOG", {"debug", "info", "warning", "error", "off"});
-  s.backend = one_of("TUTTI_BACKEND", {"", "shm", "ucx", "mpi", "nccl"});
+  s.backend = one_of("TUTTI_BACKEND", {"", "shm", "tcp", "ucx", "mpi", "nccl"});
   s.host_id = get("TUTTI_HOST_ID");
   s.interfaces = get("TUTTI_INTERFACES");
   s.module_path = get("TUTTI_MODULE_PATH");

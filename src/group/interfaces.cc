@@ -35,9 +35,13 @@ bool same_host(const sockaddr* a, const sockaddr* b) {
 
 }  // namespace
 
+std::string host_of(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  return host.starts_with('[') ? host.substr(1, host.size() - 2) : host;
+}
+
 std::string interface_of(const std::string& address) {
-  std::string host = address.substr(0, address.rfind(':'));
-  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
+  const std::string host = host_of(address);
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return {};

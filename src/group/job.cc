@@ -101,12 +101,15 @@ class Job {
     link_ = module().join(job, membership_.service, membership_.rank, join_timeout());
     link_->on_failure([this](const Failure&) { alarm_.store(true, std::memory_order_release); });
 
-    const bool alone = settings.backend == "ucx" || settings.backend == "mpi";
+    const bool alone =
+        settings.backend == "tcp" || settings.backend == "ucx" || settings.backend == "mpi";
     std::string host = settings.host_id.empty() ? this_host() : settings.host_id;
     if (alone) host += fmt::format(" rank {}", membership_.rank);
     nlohmann::json hello = nlohmann::json::parse(shm_hello(host));
     hello["stragglers"] = settings.stragglers;
     hello["timeline"] = own_timeline;
+    hello["backend"] = settings.backend;
+    hello["ucx"] = size() > 1 && wants_ucx();
     const std::vector<std::string> hellos =
         link_->exchange("processes", hello.dump(), join_timeout());
     std::vector<nlohmann::json> parsed;
@@ -302,7 +305,7 @@ class Job {
     if (neighbours.hellos.size() > 1) neighbourhood_ = shm_neighbourhood(neighbours);
     if (neighbours.hellos.size() == hellos.size()) return;
     around.neighbourhood = neighbourhood_;
-    around.network = std::make_shared<Network>(transport(), membership_.rank, size());
+    around.network = std::make_shared<Network>(transport(parsed), membership_.rank, size());
     surroundings_ = std::make_shared<const Surroundings>(std::move(around));
     // Nobody else does while the program computes, and what it has sent may still be on this side.
     progress_ = std::jthread([this](std::stop_token stop) {
@@ -380,12 +383,50 @@ class Job {
       }
   }
 
-  std::unique_ptr<Transport> transport() {
-    const base::Settings& settings = base::settings();
-    if (settings.backend == "mpi") {
+  // Those of this worker's address, or what the settings name: "eth0", "ib0,mlx5_0:1". Empty: UCX
+  // finds some by itself.
+  std::string network_devices() const {
+    if (const std::string& named = base::settings().interfaces; !named.empty()) return named;
+    if (std::getenv("UCX_NET_DEVICES")) return {};
+    const std::string own = interface_of(membership_.addresses[size_t(membership_.rank)]);
+    return own.empty() ? "" : devices_of(own);
+  }
+
+  // Where there is something faster than TCP, or UCX was told what to use.
+  bool wants_ucx() const {
+    return std::getenv("UCX_TLS") || std::getenv("UCX_NET_DEVICES") ||
+           network_devices().find(':') != std::string::npos;
+  }
+
+  // What moves messages between hosts, the same on all ranks. `hellos` are theirs.
+  std::unique_ptr<Transport> transport(const std::vector<nlohmann::json>& hellos) {
+    const std::string backend = hellos[0].at("backend");
+    bool ucx = true;
+    for (size_t r = 0; r < hellos.size(); ++r) {
+      if (const std::string other = hellos[r].at("backend"); other != backend)
+        throw InvalidArgumentError(fmt::format(
+            "TUTTI_BACKEND is \"{}\" on rank 0 and \"{}\" on rank {}: set it to the same "
+            "on all workers",
+            backend, other, r));
+      ucx = ucx && hellos[r].at("ucx").get<bool>();
+    }
+    if (backend == "mpi") {
       mpi_ = &mpi_module(membership_);
       return mpi_->transport();
     }
+    if (backend == "ucx" || backend == "tcp") ucx = backend == "ucx";
+    const std::string name = ucx ? "ucx" : "tcp";
+    endpoint_ = ucx ? open_ucx() : open_tcp();
+    std::vector<std::string> addresses;
+    for (const std::string& text :
+         link_->exchange(name, to_hex(endpoint_->address()), join_timeout()))
+      addresses.push_back(from_hex(text));
+    return endpoint_->connect(addresses, membership_.rank, [this] {
+      if (const auto failure = link_->failure()) throw_error(failure->code, failure->text);
+    });
+  }
+
+  std::unique_ptr<Endpoint> open_ucx() {
     // UCX reads these when it is loaded. It would catch signals, and log to stdout what become our
     // errors.
     setenv("UCX_ERROR_SIGNALS", "", 0);
@@ -393,18 +434,28 @@ class Job {
     setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
     // What TCP takes at once: with UCX's own 64k, a message of as much comes in two.
     setenv("UCX_TCP_RX_SEG_SIZE", "72k", 0);
-    std::string devices = settings.interfaces;
-    if (devices.empty() && !std::getenv("UCX_NET_DEVICES")) {
-      const std::string own = interface_of(membership_.addresses[size_t(membership_.rank)]);
-      if (!own.empty()) devices = devices_of(own);
-    }
     const auto& ucx = *static_cast<const UcxModule*>(base::load_module("ucx").interface);
-    endpoint_ = ucx.open(devices);
-    std::vector<std::string> addresses;
-    for (const std::string& text :
-         link_->exchange("ucx", to_hex(endpoint_->address()), join_timeout()))
-      addresses.push_back(from_hex(text));
-    return endpoint_->connect(addresses, membership_.rank);
+    return ucx.open(network_devices());
+  }
+
+  std::unique_ptr<Endpoint> open_tcp() {
+    const auto& tcp = *static_cast<const TcpModule*>(base::load_module("tcp").interface);
+    const std::string& own = membership_.addresses[size_t(membership_.rank)];
+    const std::string& named = base::settings().interfaces;
+    std::string host;
+    if (!named.empty()) {
+      host = outside_address(named);
+      if (host.empty())
+        throw UnavailableError(fmt::format(
+            "TUTTI_INTERFACES: none of {} is up with an IPv4 address on this host", named));
+    } else if (!interface_of(own).empty()) {
+      host = host_of(own);
+    } else {
+      // The address is known to the others only, as with MPI, or behind a translation.
+      host = outside_address("");
+    }
+    if (host.empty()) host = "127.0.0.1";
+    return tcp.open(host, join_timeout());
   }
 
   const Membership given_;
@@ -413,7 +464,7 @@ class Job {
   std::unique_ptr<Coordination> link_;
   std::atomic<bool> alarm_{false};
   const MpiModule* mpi_ = nullptr;
-  std::unique_ptr<UcxModule::Endpoint> endpoint_;
+  std::unique_ptr<Endpoint> endpoint_;
   Neighbourhood neighbourhood_;                       // of those on this host
   std::shared_ptr<const Surroundings> surroundings_;  // where there is more than one host
   std::vector<std::string> hosts_;                    // the name of each rank's

@@ -1,5 +1,5 @@
-// Moves messages between the processes of a job. The implementations are modules ("ucx", "mpi");
-// tests put another in their place.
+// Moves messages between the processes of a job. The implementations are modules ("tcp", "ucx",
+// "mpi"); tests put another in their place.
 #pragma once
 
 #include <tutti/error.h>
@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,9 +36,9 @@ class Transport {
   virtual bool cancel(Message* message) = 0;
 
   virtual void progress() = 0;
-  // Progress, and then a test, until it is over; so many times at most.
+  // Tests it, and makes progress so many times at most until it is over.
   virtual State advance(Message* message, int times) {
-    State state = State::under_way;
+    State state = test(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
       progress();
       state = test(message);
@@ -53,17 +54,25 @@ class Transport {
   virtual std::string loss(int rank) const = 0;
 };
 
+// One process before it knows the others.
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+  // What the others need to reach this process.
+  virtual std::string address() const = 0;
+  // All addresses, by rank. `check` throws where the job has failed meanwhile.
+  virtual std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
+                                             const std::function<void()>& check) = 0;
+};
+
+// What the module "tcp" hands out.
+struct TcpModule {
+  // `host`: whose address to listen on. `patience`: with others that do not connect.
+  std::unique_ptr<Endpoint> (*open)(const std::string& host, std::chrono::nanoseconds patience);
+};
+
 // What the module "ucx" hands out.
 struct UcxModule {
-  class Endpoint {
-   public:
-    virtual ~Endpoint() = default;
-    // What the others need to reach this process.
-    virtual std::string address() const = 0;
-    // All addresses, by rank.
-    virtual std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses,
-                                               int rank) = 0;
-  };
   // `devices`: the network interfaces to use; empty leaves it to UCX.
   std::unique_ptr<Endpoint> (*open)(const std::string& devices);
   const char* (*version)();

@@ -96,7 +96,6 @@ void Wire::hear(int from, const Network::Notice& notice) {
 }
 
 void Wire::begin(const Description& what, Patience patience) {
-  network_->listen();
   check();
   waiting_ = waiting_between_hosts(patience);
   what_ = what;
@@ -132,7 +131,7 @@ void Wire::Greetings::finish() {
     flight_.wait(peers_.size() + i);
     Greeting theirs;
     std::memcpy(&theirs, wire_.greeting_from(peers_[i]), sizeof(theirs));
-    wire_.heard_[size_t(peers_[i])].store(theirs.number);
+    wire_.heard_[size_t(peers_[i])].store(theirs.number, std::memory_order_relaxed);
     if (theirs.hash == hash_ && theirs.number == wire_.number_) continue;
     // With all greetings, all ranks name the same two.
     flight_.settle(kSettle);
@@ -230,23 +229,21 @@ void Wire::await(Transport::Message*& message, const Need& need) {
          fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
                      described(need.what, need.number), name_of(need.peer)));
   };
-  if (over(transport_.test(message))) return;
   // With a core for every rank, what is under way is worth a millisecond or two of looking.
   for (int i = crowded_ ? 20 : 100; i > 0; --i) {
     if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
     if (crowded_) sched_yield();
   }
-  Clock::time_point last = Clock::now();
   need.waiting.lost.reset();
-  if (!need.waiting.started) need.waiting.started = last;
+  if (!need.waiting.started) need.waiting.started = Clock::now();
   const Window::Elsewhere elsewhere(window_, need.what.kind);
-  while (true) {
+  for (Clock::time_point next{};;) {
+    if (const auto now = Clock::now(); now >= next) {  // the first time at once
+      look_around(need);
+      next = now + kLook;
+    }
     transport_.sleep(kLook);
     if (over(transport_.advance(message, 1))) return;
-    if (const auto now = Clock::now(); now - last >= kLook) {
-      look_around(need);
-      last = now;
-    }
   }
 }
 

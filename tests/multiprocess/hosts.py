@@ -135,7 +135,6 @@ class Hosts:
                 "TF_CONFIG": tf_config(addresses, rank),
                 "TUTTI_HOST_ID": f"host{host}",  # they share the machine's own
                 "TUTTI_TOKEN": "sesame",
-                "UCX_TLS": "tcp",  # not the memory that they share, too
                 **(environment or {}),
             }
             # It becomes the worker: same process.
@@ -185,6 +184,8 @@ class HostsJob(Job):
     def __init__(self, options, host_of, patience=60):
         super().__init__(options, patience)
         self.host_of = host_of
+        # Who tells UCX what to use gets UCX; and it may not use the memory that they share, too.
+        self.network = {"UCX_TLS": "tcp"} if options.network == "ucx" else {}
         self.hosts = Hosts(max(host_of) + 1)
         folders.add(self.folder.name)
 
@@ -203,7 +204,7 @@ class HostsJob(Job):
         folders.discard(self.folder.name)
 
     def start_workers(self, words, environment=None):
-        return self.hosts.start(self, self.host_of, words, environment)
+        return self.hosts.start(self, self.host_of, words, {**self.network, **(environment or {})})
 
     def wait_until_ready(self):
         self.wait("workers that are ready", lambda: len(self.find("ready")) == len(self.host_of))

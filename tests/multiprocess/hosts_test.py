@@ -90,7 +90,7 @@ def bits_are_the_same_in_all_layouts(options):
         with HostsJob(options, host_of) as job:
             job.start_workers([job.program("layout_worker")])
             expect_same(bits_of(job, workers), expected[workers], f"ranks on the hosts {host_of}")
-            check({event.subject for event in job.find("ready")} == {"ucx"}, "not through UCX")
+            check({event.subject for event in job.find("ready")} == {options.network}, f"not by {options.network}")
     return f"{len(expected[6])} cases"
 
 
@@ -250,11 +250,14 @@ CASES = [the_mixture_is_exact, the_contract_holds, bits_are_the_same_in_all_layo
          a_rank_that_is_killed_is_named,
          a_rank_that_is_stopped_is_named, hosts_that_are_parted_say_so, a_cut_of_a_second_is_survived,
          a_stall_is_survived, loss_is_survived]
+BRIEF = [the_contract_holds, bits_are_the_same_in_all_layouts]
 
 
 def main():
     parser = arguments("Runs jobs across hosts made of network namespaces.")
     parser.add_argument("--only", default="", help="the cases whose names contain this")
+    parser.add_argument("--network", default="tcp", choices=("tcp", "ucx"), help="what moves data between the hosts")
+    parser.add_argument("--brief", action="store_true", help="only what may differ between networks, unless all is asked for")
     options = parser.parse_args()
     reason = obstacle()
     if reason:
@@ -262,7 +265,8 @@ def main():
         return 77
     limit((3000 if LONG else 300) * slower(options))
     print(f"seed {SEED}", flush=True)
-    return run_cases([case for case in CASES if options.only.replace(" ", "_") in case.__name__], options)
+    cases = BRIEF if options.brief and not LONG else CASES
+    return run_cases([case for case in cases if options.only.replace(" ", "_") in case.__name__], options)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,8 @@ def a_port_in_use_is_an_error(options):
 
 def backends(options):
     """What moves data between processes here."""
-    return ["shm", "ucx"] if os.path.exists(os.path.join(options.build, "src", "libtutti_ucx.so")) else ["shm"]
+    ucx = os.path.exists(os.path.join(options.build, "src", "libtutti_ucx.so"))
+    return ["shm", "tcp"] + (["ucx"] if ucx else [])
 
 
 def stragglers(text):

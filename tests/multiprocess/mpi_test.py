@@ -57,7 +57,7 @@ def main():
         print("skipped: neither Open MPI nor MPICH is here with its module")
         return 77
     return run_cases([case_under(kind, backend) for case_under in (mixture_under, contract_under) for kind in kinds
-                      for backend in ("", "ucx", "mpi")], options)
+                      for backend in ("", "tcp", "ucx", "mpi")], options)
 
 
 if __name__ == "__main__":

@@ -307,11 +307,11 @@ TEST(InfoJob, NobodyElseIsThere) {
 }
 #endif
 
-#ifdef TUTTI_REAL_UCX
+#ifdef TUTTI_REAL_MODULES
 TEST_F(Hosts, ShowTheirLayout) {
   Process tool({TUTTI_TOOL, "run", "--ssh", folder_.file("ssh"), "--hosts", "a:3,b:2", "--", "sh",
                 "-c", "TUTTI_HOST_ID=$HOST exec '" TUTTI_TOOL "' info --job --json"},
-               {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES, "UCX_TLS=tcp"});
+               {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES});
   EXPECT_EQ(tool.finish(), 0) << tool.err();
   std::string text;
   for (const std::string& line : lines_of(tool.out())) text += line.substr(4) + "\n";
@@ -325,7 +325,7 @@ TEST_F(Hosts, ShowTheirLayout) {
   EXPECT_EQ(job["hosts"][0]["partial_sums"], json::parse("[[0, 1], [2]]"));
   EXPECT_EQ(job["hosts"][1]["partial_sums"], json::parse("[[3], [4]]"));
   EXPECT_EQ(job["within"]["backend"], "shm");
-  EXPECT_EQ(job["between"]["backend"], "ucx");
+  EXPECT_EQ(job["between"]["backend"], "tcp");
   EXPECT_EQ(job["between"]["reason"],
             "ranks 0 and 3 do not share memory: TUTTI_HOST_ID says so; TUTTI_BACKEND is empty");
 }

@@ -143,11 +143,12 @@ class UcxTransport : public Transport {
     return test_locked(message);
   }
   State advance(Message* message, int times) override {
+    if (!message) return State::over;
     std::lock_guard lock(mutex_);
-    State state = State::under_way;
+    State state = test_locked(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
       progress_locked();
-      state = message ? test_locked(message) : State::over;
+      state = test_locked(message);
     }
     return state;
   }
@@ -285,7 +286,7 @@ class UcxTransport : public Transport {
   Clock::time_point patience_until_{};
 };
 
-class UcxEndpoint : public UcxModule::Endpoint {
+class UcxEndpoint : public Endpoint {
  public:
   explicit UcxEndpoint(const std::string& devices) : ucx_(std::make_shared<Ucx>(devices)) {}
   std::string address() const override {
@@ -296,7 +297,8 @@ class UcxEndpoint : public UcxModule::Endpoint {
     ucp_worker_release_address(ucx_->worker(), address);
     return text;
   }
-  std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank) override {
+  std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
+                                     const std::function<void()>&) override {
     return std::make_unique<UcxTransport>(ucx_, addresses, rank);
   }
 
@@ -304,7 +306,7 @@ class UcxEndpoint : public UcxModule::Endpoint {
   std::shared_ptr<Ucx> ucx_;
 };
 
-std::unique_ptr<UcxModule::Endpoint> open(const std::string& devices) {
+std::unique_ptr<Endpoint> open(const std::string& devices) {
   return std::make_unique<UcxEndpoint>(devices);
 }
 
