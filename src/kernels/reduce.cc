@@ -411,7 +411,8 @@ void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
 namespace {
 
 // A few elements are summed before vectors would be set up. The same tree, so the same bits.
-constexpr int64_t kFew = 16;
+constexpr int64_t kFew = 4;
+constexpr int64_t kFewOfTwo = 64;
 
 template <class T>
 T tree_sum(std::span<const void* const> inputs, size_t i) {
@@ -422,10 +423,10 @@ T tree_sum(std::span<const void* const> inputs, size_t i) {
 
 template <class T>
 void sum_few(const Reduction& r) {
-  T sums[kFew];
+  T sums[kFewOfTwo];
   if (r.inputs.size() == 2) {
-    const auto *const a = static_cast<const T*>(r.inputs[0]), *const b = static_cast<const T*>(
-                                                                  r.inputs[1]);
+    const T* const a = static_cast<const T*>(r.inputs[0]);
+    const T* const b = static_cast<const T*>(r.inputs[1]);
     for (int64_t i = 0; i < r.count; ++i) sums[i] = a[i] + b[i];
   } else {
     for (int64_t i = 0; i < r.count; ++i) sums[i] = tree_sum<T>(r.inputs, size_t(i));
@@ -439,7 +440,7 @@ void sum_few(const Reduction& r) {
 
 void reduce_here(const Reduction& reduction, bool stream) {
   if (reduction.count == 0) return;
-  if (reduction.count <= kFew &&
+  if (reduction.count <= (reduction.inputs.size() == 2 ? kFewOfTwo : kFew) &&
       (reduction.op == ReduceOp::SUM || reduction.op == ReduceOp::MEAN)) {
     if (reduction.dtype == DType::float32) return sum_few<float>(reduction);
     if (reduction.dtype == DType::float64) return sum_few<double>(reduction);

@@ -21,6 +21,8 @@ using detail::GroupCall;
 constexpr size_t kPart = 256 << 10;
 // So few hosts send all they have to each other, where that is not much.
 constexpr size_t kFew = 4;
+// Two send each other no more than if each summed a half; only, both sum all of it.
+constexpr size_t kMuchForTwo = 2 << 20;
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -107,7 +109,7 @@ class Networked::Reducer {
 
     small_ = stream_.bytes() * std::max(values, stream_.most_leaves()) <= kSmallMessage;
     // A little is soonest summed by every host: one hop instead of two.
-    whole_ = small_ || (hosts_ == 2 && values == 1 && stream_.bytes() <= kPart) ||
+    whole_ = small_ || (hosts_ == 2 && values == 1 && stream_.bytes() <= kMuchForTwo) ||
              (hosts_ <= kFew && stream_.bytes() <= kPart / 4);
     const bool shared =
         std::ranges::any_of(layout_.hosts, [](const auto& ranks) { return ranks.size() > 1; });
