@@ -5,6 +5,7 @@
 #include <net/if.h>
 #include <netdb.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -33,29 +34,43 @@ bool same_host(const sockaddr* a, const sockaddr* b) {
                      &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-}  // namespace
-
-std::string host_of(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host.starts_with('[') ? host.substr(1, host.size() - 2) : host;
-}
-
-std::string interface_of(const std::string& address) {
-  const std::string host = host_of(address);
-  addrinfo hints{}, *found = nullptr;
+// Of this machine's, what the host of "HOST:PORT" is; null: nothing.
+const ifaddrs* found(const Interfaces& all, const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
+  addrinfo hints{}, *first = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, freeaddrinfo);
-  const Interfaces all = interfaces_of_this_machine();
-  for (const addrinfo* a = found; a; a = a->ai_next)
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &first) != 0) return nullptr;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(first, freeaddrinfo);
+  for (const addrinfo* a = first; a; a = a->ai_next)
     for (const ifaddrs* i = all.get(); i; i = i->ifa_next)
       // A name that this machine knows as its loopback is another to other hosts.
       if (i->ifa_addr && same_host(i->ifa_addr, a->ai_addr) &&
-          (!(i->ifa_flags & IFF_LOOPBACK) || cluster::is_loopback(address))) {
-        const std::string name = i->ifa_name;
-        return name.substr(0, name.find(':'));  // an alias is no device
-      }
-  return {};
+          (!(i->ifa_flags & IFF_LOOPBACK) || cluster::is_loopback(address)))
+        return i;
+  return nullptr;
+}
+
+}  // namespace
+
+std::string interface_of(const std::string& address) {
+  const Interfaces all = interfaces_of_this_machine();
+  const ifaddrs* const own = found(all, address);
+  if (!own) return {};
+  const std::string name = own->ifa_name;
+  return name.substr(0, name.find(':'));  // an alias is no device
+}
+
+std::string own_address(const std::string& address) {
+  const Interfaces all = interfaces_of_this_machine();
+  const ifaddrs* const own = found(all, address);
+  if (!own) return {};
+  const socklen_t size =
+      own->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  std::array<char, NI_MAXHOST> text;
+  return getnameinfo(own->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0
+             ? text.data()
+             : "";
 }
 
 std::string devices_of(const std::string& interface) {

@@ -9,8 +9,8 @@ namespace tutti::group {
 // or there is no such host.
 std::string interface_of(const std::string& address);
 
-// "[::1]:5000" is on "::1".
-std::string host_of(const std::string& address);
+// The host of "HOST:PORT" in figures, as that interface has it: "10.0.0.5". Empty likewise.
+std::string own_address(const std::string& address);
 
 // The interface, and the RDMA devices that belong to it: "ib0,mlx5_0:1".
 std::string devices_of(const std::string& interface);

@@ -198,6 +198,7 @@ class Job {
         meet_to_leave();
       else if (network.misses_somebody())
         linger(network.transport(), kLastWords);
+      network.transport().progress();
       network.listen();  // the last words of the others
       network.close();
     }
@@ -394,8 +395,19 @@ class Job {
 
   // Where there is something faster than TCP, or UCX was told what to use.
   bool wants_ucx() const {
-    return std::getenv("UCX_TLS") || std::getenv("UCX_NET_DEVICES") ||
-           network_devices().find(':') != std::string::npos;
+    const auto is_set = [](const char* name) {
+      const char* const value = std::getenv(name);
+      return value && *value;
+    };
+    if (!is_set("UCX_TLS") && !is_set("UCX_NET_DEVICES") &&
+        network_devices().find(':') == std::string::npos)
+      return false;
+    try {
+      ucx_module();
+      return true;
+    } catch (const Error&) {
+      return false;  // then it is TCP
+    }
   }
 
   // What moves messages between hosts, the same on all ranks. `hellos` are theirs.
@@ -416,7 +428,7 @@ class Job {
     }
     if (backend == "ucx" || backend == "tcp") ucx = backend == "ucx";
     const std::string name = ucx ? "ucx" : "tcp";
-    endpoint_ = ucx ? open_ucx() : open_tcp();
+    endpoint_ = ucx ? ucx_module().open(network_devices()) : open_tcp();
     std::vector<std::string> addresses;
     for (const std::string& text :
          link_->exchange(name, to_hex(endpoint_->address()), join_timeout()))
@@ -426,7 +438,7 @@ class Job {
     });
   }
 
-  std::unique_ptr<Endpoint> open_ucx() {
+  static const UcxModule& ucx_module() {
     // UCX reads these when it is loaded. It would catch signals, and log to stdout what become our
     // errors.
     setenv("UCX_ERROR_SIGNALS", "", 0);
@@ -434,8 +446,7 @@ class Job {
     setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
     // What TCP takes at once: with UCX's own 64k, a message of as much comes in two.
     setenv("UCX_TCP_RX_SEG_SIZE", "72k", 0);
-    const auto& ucx = *static_cast<const UcxModule*>(base::load_module("ucx").interface);
-    return ucx.open(network_devices());
+    return *static_cast<const UcxModule*>(base::load_module("ucx").interface);
   }
 
   std::unique_ptr<Endpoint> open_tcp() {
@@ -448,11 +459,10 @@ class Job {
       if (host.empty())
         throw UnavailableError(fmt::format(
             "TUTTI_INTERFACES: none of {} is up with an IPv4 address on this host", named));
-    } else if (!interface_of(own).empty()) {
-      host = host_of(own);
     } else {
-      // The address is known to the others only, as with MPI, or behind a translation.
-      host = outside_address("");
+      host = own_address(own);
+      // The others may know one that this host does not, as behind a translation.
+      if (host.empty()) host = outside_address("");
     }
     if (host.empty()) host = "127.0.0.1";
     return tcp.open(host, join_timeout());

@@ -243,7 +243,8 @@ void Wire::await(Transport::Message*& message, const Need& need) {
       next = now + kLook;
     }
     transport_.sleep(kLook);
-    if (over(transport_.advance(message, 1))) return;
+    transport_.progress();
+    if (over(transport_.test(message))) return;
   }
 }
 

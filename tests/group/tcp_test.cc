@@ -223,6 +223,32 @@ TEST(Tcp, MessagesThatNobodyAsksForDoNotFillTheMemory) {
   EXPECT_TRUE(ranks[1]->cancel(ear));
 }
 
+TEST(Tcp, WhatIsAwaitedComesThoughWhatIsNotFillsTheMemory) {
+  const auto ranks = connected(2);
+  const auto unasked = pattern(8 << 20, 10), asked = pattern((8 << 20) + 1, 11);
+  int notice = 0;
+  auto* const ear = ranks[1]->receive(0, 99, &notice, sizeof(notice));
+  std::vector<Transport::Message*> going;
+  for (int i = 0; i < 8; ++i) going.push_back(ranks[0]->send(1, 1, unasked.data(), unasked.size()));
+  for (Transport::Message* message : going)
+    EXPECT_EQ(finish(message, *ranks[0], ranks), State::over);
+  std::vector<std::byte> got(asked.size());
+  auto* const last = ranks[0]->send(1, 2, asked.data(), asked.size());
+  EXPECT_EQ(finish(ranks[1]->receive(0, 2, got.data(), got.size()), *ranks[1], ranks), State::over);
+  EXPECT_EQ(finish(last, *ranks[0], ranks), State::over);
+  EXPECT_TRUE(got == asked);
+  EXPECT_TRUE(ranks[1]->cancel(ear));
+}
+
+TEST(Tcp, WaitsForEverWhereItIsTold) {
+  const auto one = tcp().open("127.0.0.1", std::chrono::nanoseconds::max());
+  const auto other = tcp().open("127.0.0.1", std::chrono::nanoseconds::max());
+  const std::vector<std::string> addresses{one->address(), other->address()};
+  auto first = std::async(std::launch::async, [&] { return one->connect(addresses, 0, nothing); });
+  EXPECT_NE(other->connect(addresses, 1, nothing), nullptr);
+  EXPECT_NE(first.get(), nullptr);
+}
+
 TEST(Tcp, WakesWhoSleeps) {
   const auto ranks = connected(2);
   int heard = 0;

@@ -4,12 +4,14 @@
 // message is its head and its bytes. What is awaited goes from the socket to where it belongs
 // without a copy in between, and who waits for one rank asks its socket alone.
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -23,6 +25,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -106,8 +109,8 @@ namespace {
 // A message that came before it was asked for.
 struct Early {
   uint32_t tag;
-  std::vector<std::byte> data;
-  Transport::Message* claimed = nullptr;  // by one that waits for its end
+  size_t bytes;
+  std::unique_ptr<std::byte[]> data;
 };
 
 struct Peer {
@@ -130,7 +133,7 @@ struct Peer {
 
   bool in_message() const { return head_bytes == sizeof(Head); }
   // One receive is always posted, for what a rank says besides.
-  bool is_full() const { return early_bytes >= kMostEarly && posted.size() <= 1; }
+  bool is_full() const { return early_bytes >= kMostEarly && posted.size() <= 1 && !into; }
 };
 
 class TcpTransport : public Transport {
@@ -138,7 +141,7 @@ class TcpTransport : public Transport {
   // A connection per rank; none to this one.
   TcpTransport(std::vector<File> files, int rank) : peers_(files.size()) {
     epoll_ = File(epoll_create1(EPOLL_CLOEXEC));
-    wake_ = File(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    wake_ = File(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE));
     if (!epoll_ || !wake_)
       throw ResourceExhaustedError(fmt::format("tcp: no epoll: {}", problem(errno)));
     for (size_t r = 0; r < peers_.size(); ++r) {
@@ -186,16 +189,28 @@ class TcpTransport : public Transport {
     if (found != peer.early.end()) {
       const std::unique_ptr<Early> early = std::move(*found);
       peer.early.erase(found);
-      peer.early_bytes -= early->data.size();
+      peer.early_bytes -= early->bytes;
       watch(peer);
       deliver(*early, asked);
       return asked.state == State::over ? nullptr : message(asked);
     }
+    if (peer.aside && peer.aside->tag == short_tag) {
+      // It is on its way: the rest goes where it belongs.
+      const std::unique_ptr<Early> aside = std::move(peer.aside);
+      peer.to = nullptr;
+      if (aside->bytes > bytes) {
+        asked.state = State::too_long;
+        return message(asked);
+      }
+      const size_t there = aside->bytes - peer.left;
+      if (there) std::memcpy(to, aside->data.get(), there);
+      peer.to = to + there;
+      peer.into = message(asked);
+      watch(peer);
+      return peer.into;
+    }
     Message* const waits = message(asked);
-    if (peer.aside && peer.aside->tag == short_tag && !peer.aside->claimed)
-      peer.aside->claimed = waits;
-    else
-      peer.posted.push_back(waits);
+    peer.posted.push_back(waits);
     watch(peer);
     return waits;
   }
@@ -212,11 +227,13 @@ class TcpTransport : public Transport {
     for (int i = 0; i < times && state == State::under_way; ++i) {
       // Where nothing waits to be sent, only one socket matters; the others get a look now and
       // then.
-      if (message->sending || unsent_ || i % 8 == 7)
+      bool much = false;
+      if (message->sending || unsent_ || i % 8 == 7 || i + 1 == times)
         progress_locked();
-      else if (read(peers_[size_t(message->peer)]))
+      else if ((much = read(peers_[size_t(message->peer)])))
         wake_sleepers();
       state = test_locked(message);
+      if (much) break;  // other threads may want to send
     }
     return state;
   }
@@ -249,7 +266,7 @@ class TcpTransport : public Transport {
         peer.into = nullptr;
         peer.to = nullptr;
       }
-      if (peer.aside && peer.aside->claimed == message) peer.aside->claimed = nullptr;
+      watch(peer);
     }
     drop(message);
     return true;
@@ -278,9 +295,13 @@ class TcpTransport : public Transport {
 
   void flush(std::chrono::nanoseconds at_most) override {
     std::lock_guard lock(mutex_);
-    const auto until = Clock::now() + at_most;
-    while (unsent_ && Clock::now() < until)
-      if (!progress_locked()) nap(milliseconds(1));
+    const auto now = Clock::now(), until = now + at_most;
+    // What the system has taken gets there by itself, unless it finds something unread when it
+    // closes the connection: so only who is quick is waited for.
+    const auto quick = std::min(until, now + kPatience);
+    do {
+      if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
+    } while (Clock::now() < (unsent_ ? until : quick) && !is_all_taken());
   }
 
  private:
@@ -299,12 +320,22 @@ class TcpTransport : public Transport {
   }
 
   static void deliver(const Early& early, Message& message) {
-    if (early.data.size() > message.bytes) {
+    if (early.bytes > message.bytes) {
       message.state = State::too_long;
       return;
     }
-    if (!early.data.empty()) std::memcpy(message.data, early.data.data(), early.data.size());
+    if (early.bytes) std::memcpy(message.data, early.data.get(), early.bytes);
     message.state = State::over;
+  }
+
+  // Whether all that was sent has reached the other sides.
+  bool is_all_taken() const {
+    if (unsent_) return false;
+    for (const Peer& peer : peers_) {
+      int left = 0;
+      if (peer.file && ioctl(peer.file.get(), SIOCOUTQ, &left) == 0 && left > 0) return false;
+    }
+    return true;
   }
 
   // What the epoll is to look at for this rank.
@@ -318,7 +349,7 @@ class TcpTransport : public Transport {
     event.data.u64 = uint64_t(&peer - peers_.data());
     const int what = !peer.interest ? EPOLL_CTL_ADD : !interest ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
     if (epoll_ctl(epoll_.get(), what, peer.file.get(), &event) != 0)
-      throw ResourceExhaustedError(fmt::format("tcp: epoll_ctl: {}", problem(errno)));
+      return lose(peer, "the system cannot watch it any more");
     peer.interest = interest;
   }
 
@@ -333,6 +364,9 @@ class TcpTransport : public Transport {
     peer.unsent.clear();
     peer.into = nullptr;
     peer.to = nullptr;
+    // A child of this process may have the file, too.
+    if (peer.interest) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.file.get(), nullptr);
+    shutdown(peer.file.get(), SHUT_RDWR);
     peer.file = File();
     peer.interest = 0;
   }
@@ -379,6 +413,10 @@ class TcpTransport : public Transport {
       const ssize_t sent = send_from(peer, next.head, next.data, next.bytes, next.done);
       if (sent == 0) return happened;
       happened = true;
+      if (sent < 0 && next.done > 0) {  // nothing could follow it
+        lose(peer, errno);
+        return true;
+      }
       if (sent > 0) {
         next.done += size_t(sent);
         if (next.done < sizeof(Head) + next.bytes) return true;
@@ -391,47 +429,44 @@ class TcpTransport : public Transport {
     return happened;
   }
 
-  // The head is there: where does the rest go?
-  void begin_message(Peer& peer) {
+  // The head is there: where does the rest go? False: nowhere.
+  bool begin_message(Peer& peer) {
     peer.left = peer.head.bytes;
     peer.to = nullptr;
     const uint32_t tag = peer.head.tag;
     const auto found =
         std::ranges::find(peer.posted, tag, [](const Message* m) { return m->head.tag; });
     if (found == peer.posted.end()) {
-      peer.aside = std::make_unique<Early>(Early{tag, std::vector<std::byte>(peer.left)});
-      peer.to = peer.aside->data.data();
-      return;
+      std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[peer.left]);
+      if (!memory) return false;
+      peer.to = memory.get();
+      peer.aside = std::make_unique<Early>(Early{tag, peer.left, std::move(memory)});
+      return true;
     }
     Message* const waits = *found;
     peer.posted.erase(found);
     if (peer.left > waits->bytes) {
       waits->state = State::too_long;
-      return;
+      return true;
     }
     peer.into = waits;
     peer.to = waits->data;
+    return true;
   }
   void end_message(Peer& peer) {
     peer.head_bytes = 0;
     if (peer.into) std::exchange(peer.into, nullptr)->state = State::over;
     if (!peer.aside) return;
-    if (peer.aside->claimed) {
-      deliver(*peer.aside, *peer.aside->claimed);
-      peer.aside.reset();
-      return;
-    }
-    peer.early_bytes += peer.aside->data.size();
+    peer.early_bytes += peer.aside->bytes;
     peer.early.push_back(std::move(peer.aside));
-    watch(peer);
   }
   void arrived(Peer& peer, size_t bytes) {
     peer.left -= bytes;
     if (peer.to) peer.to += bytes;
     if (peer.left == 0) end_message(peer);
   }
-  // False: it makes no sense.
-  bool take(Peer& peer, const std::byte* data, size_t bytes) {
+  // Why it cannot go on; null: it can.
+  const char* take(Peer& peer, const std::byte* data, size_t bytes) {
     while (bytes) {
       if (peer.in_message()) {
         const size_t now = std::min(bytes, peer.left);
@@ -446,12 +481,12 @@ class TcpTransport : public Transport {
       peer.head_bytes += now;
       data += now;
       bytes -= now;
-      if (!peer.in_message()) return true;
-      if (peer.head.mark != kMark) return false;
-      begin_message(peer);
+      if (!peer.in_message()) return nullptr;
+      if (peer.head.mark != kMark) return "it sent what is no message";
+      if (!begin_message(peer)) return "there is no memory for what it sent";
       if (peer.left == 0) end_message(peer);
     }
-    return true;
+    return nullptr;
   }
 
   // What has come from this rank. Whether anything has.
@@ -476,12 +511,13 @@ class TcpTransport : public Transport {
       }
       const size_t there = std::min(size_t(got), direct);
       if (there) arrived(peer, there);
-      if (!take(peer, ahead_.data(), size_t(got) - there)) {
-        lose(peer, "it sent what is no message");
+      if (const char* const why = take(peer, ahead_.data(), size_t(got) - there)) {
+        lose(peer, why);
         return true;
       }
-      if (size_t(got) < direct + ahead_.size()) return true;
+      if (size_t(got) < direct + ahead_.size()) break;
     }
+    watch(peer);
     return happened;
   }
 
@@ -501,8 +537,8 @@ class TcpTransport : public Transport {
   // Others may sleep for what this thread has just handled.
   void wake_sleepers() {
     if (sleepers_.load(std::memory_order_relaxed) == 0) return;
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+    const uint64_t all = uint64_t(std::max(sleepers_.load(), 1));
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &all, sizeof(all));
   }
   void nap(milliseconds at_most) {
     pollfd file{epoll_.get(), POLLIN, 0};
@@ -544,6 +580,7 @@ bool is_loopback(const sockaddr_storage& address) {
 void make_fast(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   // Within a machine nothing is congested: a system that paces what it sends (BBR) only delays it.
   sockaddr_storage other{};
   socklen_t size = sizeof(other);
@@ -607,7 +644,8 @@ class TcpEndpoint : public Endpoint {
   // Whoever has the higher rank calls.
   std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
                                      const std::function<void()>& check) override {
-    const auto until = Clock::now() + patience_;
+    constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
+    const auto until = Clock::now() + std::min(patience_, kForEver);
     std::vector<File> files(addresses.size());
     for (int r = 0; r < rank; ++r)
       files[size_t(r)] = call(Place(addresses[size_t(r)]),
@@ -637,7 +675,7 @@ class TcpEndpoint : public Endpoint {
     };
     const Addresses all = resolved(place.host, place.port, AI_NUMERICHOST | AI_NUMERICSERV);
     File file(socket(all->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!file) fail(errno);
+    if (!file) no_more_files(errno);
     if (::connect(file.get(), all->ai_addr, all->ai_addrlen) != 0 && errno != EINPROGRESS)
       fail(errno);
     pollfd connecting{file.get(), POLLOUT, 0};
@@ -666,7 +704,8 @@ class TcpEndpoint : public Endpoint {
     while (missing() >= 0) {
       std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
       for (const Stranger& stranger : strangers) polled.push_back({stranger.file.get(), POLLIN, 0});
-      if (poll(polled.data(), polled.size(), int(kLook.count())) <= 0) check();
+      poll(polled.data(), polled.size(), int(kLook.count()));
+      check();
       if (Clock::now() > until)
         throw UnavailableError(fmt::format(
             "tcp: rank {} has not called rank {} in {} s; are their interfaces in one network, and "
@@ -674,13 +713,21 @@ class TcpEndpoint : public Endpoint {
             missing(), rank, std::chrono::duration<double>(patience_).count()));
       while (true) {
         File file(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+        if (!file && (errno == EMFILE || errno == ENFILE)) no_more_files(errno);
         if (!file) break;
         strangers.push_back({std::move(file), {}, 0});
-        if (strangers.size() > kMostStrangers) strangers.pop_front();
+        if (is_done(strangers.back(), files, rank)) strangers.pop_back();
+        if (strangers.size() > kMostStrangers + files.size()) strangers.pop_front();
       }
       for (auto it = strangers.begin(); it != strangers.end();)
         it = is_done(*it, files, rank) ? strangers.erase(it) : std::next(it);
     }
+  }
+  [[noreturn]] static void no_more_files(int error) {
+    throw ResourceExhaustedError(
+        fmt::format("tcp: no connection to another rank: {}; a rank has one to every other: raise "
+                    "ulimit -n",
+                    problem(error)));
   }
   bool is_done(Stranger& stranger, std::vector<File>& files, uint32_t rank) const {
     Hello& hello = stranger.hello;
