@@ -96,6 +96,7 @@ void Wire::hear(int from, const Network::Notice& notice) {
 }
 
 void Wire::begin(const Description& what, Patience patience) {
+  network_->listen();  // the first error is the last, for who comes late, too
   check();
   waiting_ = waiting_between_hosts(patience);
   what_ = what;

@@ -185,7 +185,7 @@ class HostsJob(Job):
         super().__init__(options, patience)
         self.host_of = host_of
         # Who tells UCX what to use gets UCX; and it may not use the memory that they share, too.
-        self.network = {"UCX_TLS": "tcp"} if options.network == "ucx" else {}
+        self.network = {"UCX_TLS": "tcp"} if getattr(options, "network", "tcp") == "ucx" else {}
         self.hosts = Hosts(max(host_of) + 1)
         folders.add(self.folder.name)
 
