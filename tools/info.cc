@@ -43,7 +43,8 @@ struct ModuleNeeds {
 constexpr ModuleNeeds kModules[] = {
     {"cluster", "coordination of processes", "libgrpc++1.51",
      "libgrpc++-dev protobuf-compiler-grpc"},
-    {"tcp", "transport between hosts, by TCP", "nothing", "nothing"},
+    {"tcp", "transport between hosts, by TCP", "the system alone",
+     "no package, every build has it: install Tutti again"},
     {"ucx", "transport between hosts, by RDMA", "libucx0", "libucx-dev"},
     {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
     {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},

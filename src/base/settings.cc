@@ -16,9 +16,8 @@ namespace {
 constexpr SettingDoc kDocs[] = {
     {"TUTTI_BACKEND", "",
      "what moves data between workers: shm, tcp, ucx, mpi or nccl, an error where that cannot be "
-     "had; "
-     "empty: shared memory within a host, UCX between hosts with RDMA and TCP between others, and "
-     "NCCL between GPUs"},
+     "had; empty: shared memory within a host, UCX between hosts with RDMA and TCP between others, "
+     "and NCCL between GPUs"},
     {"TUTTI_COORDINATOR", "",
      "the address of a coordination service that runs already, as under tutti run; empty: the "
      "chief "

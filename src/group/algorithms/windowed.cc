@@ -52,7 +52,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
   const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
   std::byte* const out = bytes_of(call.out.data);
   const auto elements_in = [shift = std::countr_zero(size_of(call.in.dtype))](size_t bytes) {
-    return bytes >> shift;  // a division would be as long as all the rest of a small call
+    return bytes >> shift;  // a division takes longer than the sum of a small call
   };
   const auto combined = [&](std::byte* to, size_t bytes, const auto& leaf) {
     std::array<const void*, 16> few;

@@ -26,7 +26,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <sstream>
 #include <utility>
 
