@@ -22,7 +22,7 @@ constexpr size_t kPart = 256 << 10;
 // So few hosts send all they have to each other, where that is not much.
 constexpr size_t kFew = 4;
 // Two send each other no more than if each summed a half; only, both sum all of it.
-constexpr size_t kMuchForTwo = 2 << 20;
+constexpr size_t kMuchForTwo = 256 << 10;
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -155,7 +155,7 @@ class Networked::Reducer {
  private:
   static constexpr size_t kLag = kBlocks - 3;
   // The least that a shard of a large reduction has, and the most that a block may take, in bytes.
-  static constexpr size_t kLeast = 128 << 10;
+  static constexpr size_t kLeast = 256 << 10;
   static constexpr size_t kMostStaged = 4 << 20;
 
   using Value = Cut::Value;
