@@ -227,7 +227,7 @@ class TcpTransport : public Transport {
       // Where nothing waits to be sent, only one socket matters; the others get a look now and
       // then.
       bool much = false;
-      if (message->sending || unsent_ || i % 8 == 7 || i + 1 == times)
+      if (message->sending || unsent_ || i + 1 == times)
         progress_locked();
       else if ((much = read(peers_[size_t(message->peer)])))
         wake_sleepers();
