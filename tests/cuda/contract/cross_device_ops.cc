@@ -81,6 +81,7 @@ int main() {
 
   // The cross-device ops belong to the cross-replica context.
   MirroredStrategy strategy({"/gpu:0", "/gpu:1"});
+  CHECK_EQ(MirroredStrategy().num_replicas_in_sync(), 4);  // every logical GPU
   CHECK_THROWS(FailedPreconditionError, "merge_call", strategy.run([&](ReplicaContext&) { return one.reduce(ReduceOp::SUM, v, v); }));
 
   CHECK_THROWS(InvalidArgumentError, "carrier_pigeon", AllReduceCrossDeviceOps("carrier_pigeon"));
