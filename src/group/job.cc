@@ -221,7 +221,7 @@ class Job {
   static void linger(Transport& transport, std::chrono::nanoseconds time) {
     const auto until = std::chrono::steady_clock::now() + time;
     for (auto now = until - time; now < until; now = std::chrono::steady_clock::now()) {
-      transport.sleep(until - now);
+      transport.sleep(nullptr, until - now);
       transport.progress();
     }
   }

@@ -47,8 +47,9 @@ class Transport {
   }
   // Waits for what was sent to be on its way, so long at most.
   virtual void flush(std::chrono::nanoseconds at_most) = 0;
-  // Returns when something may have happened, or after so long.
-  virtual void sleep(std::chrono::nanoseconds at_most) = 0;
+  // Returns when something may have happened, or after so long; at once where the message is over.
+  // Null: for whatever comes.
+  virtual void sleep(const Message* message, std::chrono::nanoseconds at_most) = 0;
 
   // Why nothing more can come from a rank; empty while it may.
   virtual std::string loss(int rank) const = 0;

@@ -205,7 +205,7 @@ void Wire::Flight::wait_all() {
 void Wire::Flight::settle(nanoseconds at_most) {
   const auto until = Clock::now() + at_most;
   while (!pending().empty() && Clock::now() < until) {
-    wire_.transport_.sleep(milliseconds(1));
+    wire_.transport_.sleep(nullptr, milliseconds(1));
     wire_.transport_.progress();
   }
 }
@@ -243,7 +243,7 @@ void Wire::await(Transport::Message*& message, const Need& need) {
       look_around(need);
       next = now + kLook;
     }
-    transport_.sleep(kLook);
+    transport_.sleep(message, kLook);
     transport_.progress();
     if (over(transport_.test(message))) return;
   }
@@ -253,7 +253,7 @@ void Wire::broken(const Need& need) {
   // What the peer, or the job, has to say is worth more than a connection that broke.
   const auto until = Clock::now() + kReason;
   while (Clock::now() < until) {
-    transport_.sleep(kLook / 4);
+    transport_.sleep(nullptr, kLook / 4);
     transport_.progress();
     network_->listen();
     check();

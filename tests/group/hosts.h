@@ -79,8 +79,9 @@ class PostOffice {
     }
     drop(message);
   }
-  void sleep(std::chrono::nanoseconds at_most) {
+  void sleep(const Message* message, std::chrono::nanoseconds at_most) {
     std::unique_lock lock(mutex_);
+    if (message && message->state != State::under_way) return;
     const uint64_t before = delivered_;
     changed_.wait_for(lock, at_most, [&] { return delivered_ != before; });
   }
@@ -171,7 +172,9 @@ class PostedTransport : public group::Transport {
   }
   void progress() override {}
   void flush(std::chrono::nanoseconds) override {}
-  void sleep(std::chrono::nanoseconds at_most) override { office_->sleep(at_most); }
+  void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
+    office_->sleep(message, at_most);
+  }
   std::string loss(int rank) const override {
     return office_->is_lost(rank) ? "connection reset" : "";
   }

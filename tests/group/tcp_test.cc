@@ -254,12 +254,25 @@ TEST(Tcp, WakesWhoSleeps) {
   int heard = 0;
   auto* coming = ranks[1]->receive(0, 1, &heard, sizeof(int));
   std::thread sleeper([&] {
-    while (ranks[1]->advance(coming, 1) == State::under_way) ranks[1]->sleep(kGiveUp);
+    while (ranks[1]->advance(coming, 1) == State::under_way) ranks[1]->sleep(coming, kGiveUp);
   });
   const int number = 3;
   EXPECT_EQ(ranks[0]->send(1, 1, &number, sizeof(int)), nullptr);
   sleeper.join();
   EXPECT_EQ(heard, 3);
+}
+
+TEST(Tcp, DoesNotSleepForWhatAnotherThreadHasTakenIn) {
+  const auto ranks = connected(2);
+  int heard = 0;
+  auto* const coming = ranks[1]->receive(0, 1, &heard, sizeof(int));
+  const int number = 3;
+  EXPECT_EQ(ranks[0]->send(1, 1, &number, sizeof(int)), nullptr);
+  while (ranks[1]->is_under_way(coming)) ranks[1]->progress();
+  const auto start = std::chrono::steady_clock::now();
+  ranks[1]->sleep(coming, kGiveUp);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kGiveUp / 2);
+  EXPECT_EQ(ranks[1]->test(coming), State::over);
 }
 
 // A connection of somebody who knows where a rank listens.

@@ -151,7 +151,7 @@ class MpiTransport : public Transport {
   }
   void flush(std::chrono::nanoseconds) override {}
   // MPI wakes nobody.
-  void sleep(std::chrono::nanoseconds at_most) override {
+  void sleep(const Message*, std::chrono::nanoseconds at_most) override {
     const timespec nap{0, std::min<long>(at_most.count(), 20'000)};
     nanosleep(&nap, nullptr);
   }

@@ -10,7 +10,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -31,6 +30,7 @@
 
 #include "base/module.h"
 #include "group/transport.h"
+#include "group/transport_parts.h"
 
 namespace tutti::group {
 
@@ -140,9 +140,7 @@ class TcpTransport : public Transport {
   // A connection per rank; none to this one.
   TcpTransport(std::vector<File> files, int rank) : peers_(files.size()) {
     epoll_ = File(epoll_create1(EPOLL_CLOEXEC));
-    wake_ = File(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE));
-    if (!epoll_ || !wake_)
-      throw ResourceExhaustedError(fmt::format("tcp: no epoll: {}", problem(errno)));
+    if (!epoll_) throw ResourceExhaustedError(fmt::format("tcp: no epoll: {}", problem(errno)));
     for (size_t r = 0; r < peers_.size(); ++r) {
       if (int(r) == rank) continue;
       peers_[r].file = std::move(files[r]);
@@ -230,7 +228,7 @@ class TcpTransport : public Transport {
       if (message->sending || unsent_ || i + 1 == times)
         progress_locked();
       else if ((much = read(peers_[size_t(message->peer)])))
-        wake_sleepers();
+        sleepers_.wake();
       state = test_locked(message);
       if (much) break;  // other threads may want to send
     }
@@ -267,7 +265,7 @@ class TcpTransport : public Transport {
       }
       watch(peer);
     }
-    drop(message);
+    messages_.drop(message);
     return true;
   }
 
@@ -276,15 +274,13 @@ class TcpTransport : public Transport {
     progress_locked();
   }
 
-  void sleep(std::chrono::nanoseconds at_most) override {
-    sleepers_.fetch_add(1);
-    pollfd files[] = {{epoll_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    const timespec time{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
-    ppoll(files, 2, &time, nullptr);
-    sleepers_.fetch_sub(1);
-    uint64_t count;
-    if (files[1].revents & POLLIN) [[maybe_unused]]
-      const ssize_t taken = ::read(wake_.get(), &count, sizeof(count));
+  void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (message && message->state != State::under_way) return;
+      sleepers_.enter();
+    }
+    sleepers_.sleep(epoll_.get(), at_most);
   }
 
   std::string loss(int rank) const override {
@@ -304,17 +300,10 @@ class TcpTransport : public Transport {
   }
 
  private:
-  Message* message(const Message& what) {
-    if (free_.empty()) free_.push_back(&messages_.emplace_back());
-    Message* const message = free_.back();
-    free_.pop_back();
-    *message = what;
-    return message;
-  }
-  void drop(Message* message) { free_.push_back(message); }
+  Message* message(const Message& what) { return messages_.make(what); }
   State test_locked(Message* message) {
     const State state = message->state;
-    if (state != State::under_way) drop(message);
+    if (state != State::under_way) messages_.drop(message);
     return state;
   }
 
@@ -530,14 +519,8 @@ class TcpTransport : public Transport {
       if (what & ~uint32_t(EPOLLOUT)) happened |= read(peer);
       if (what & EPOLLOUT && peer.file) happened |= write(peer);
     }
-    if (happened) wake_sleepers();
+    if (happened) sleepers_.wake();
     return happened;
-  }
-  // Others may sleep for what this thread has just handled.
-  void wake_sleepers() {
-    if (sleepers_.load(std::memory_order_relaxed) == 0) return;
-    const uint64_t all = uint64_t(std::max(sleepers_.load(), 1));
-    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &all, sizeof(all));
   }
   void nap(milliseconds at_most) {
     pollfd file{epoll_.get(), POLLIN, 0};
@@ -545,13 +528,12 @@ class TcpTransport : public Transport {
   }
 
   std::vector<Peer> peers_;
-  File epoll_, wake_;
+  File epoll_;
   std::mutex mutex_;
   std::array<std::byte, kAhead> ahead_;
-  std::deque<Message> messages_;  // all that were ever under way at once
-  std::vector<Message*> free_;
+  Pool<Message> messages_;
+  Sleepers sleepers_;
   size_t unsent_ = 0;
-  std::atomic<int> sleepers_{0};
   Clock::time_point patience_until_{};
 };
 

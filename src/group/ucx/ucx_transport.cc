@@ -1,17 +1,14 @@
 // The module "ucx": a Transport over UCP's tagged messages.
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
-#include <deque>
 #include <mutex>
 
 #include "base/module.h"
 #include "group/transport.h"
+#include "group/transport_parts.h"
 
 namespace tutti::group {
 
@@ -68,10 +65,8 @@ class Ucx {
     worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
     check(ucp_worker_create(context_, &worker, &worker_), "ucp_worker_create");
     check(ucp_worker_get_efd(worker_, &events_), "ucp_worker_get_efd");
-    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   }
   ~Ucx() {
-    if (wake_ >= 0) close(wake_);
     if (worker_) ucp_worker_destroy(worker_);
     if (context_) ucp_cleanup(context_);
   }
@@ -79,12 +74,11 @@ class Ucx {
 
   ucp_worker_h worker() const { return worker_; }
   int events() const { return events_; }
-  int wake() const { return wake_; }
 
  private:
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
-  int events_ = -1, wake_ = -1;
+  int events_ = -1;
 };
 
 class UcxTransport : public Transport {
@@ -155,8 +149,7 @@ class UcxTransport : public Transport {
 
   bool is_under_way(const Message* message) override {
     std::lock_guard lock(mutex_);
-    return message && message->request &&
-           ucp_request_check_status(message->request) == UCS_INPROGRESS;
+    return message && is_under_way_locked(*message);
   }
 
   bool cancel(Message* message) override {
@@ -185,19 +178,14 @@ class UcxTransport : public Transport {
     progress_locked();
   }
 
-  void sleep(std::chrono::nanoseconds at_most) override {
+  void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
     {
       std::lock_guard lock(mutex_);
+      if (message && !is_under_way_locked(*message)) return;
       if (ucp_worker_arm(ucx_->worker()) != UCS_OK) return;  // something is there already
-      sleepers_.fetch_add(1);                                // before anybody else makes progress
+      sleepers_.enter();
     }
-    pollfd files[] = {{ucx_->events(), POLLIN, 0}, {ucx_->wake(), POLLIN, 0}};
-    const timespec time{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
-    ppoll(files, 2, &time, nullptr);
-    sleepers_.fetch_sub(1);
-    uint64_t count;
-    if (files[1].revents & POLLIN) [[maybe_unused]]
-      const ssize_t taken = read(ucx_->wake(), &count, sizeof(count));
+    sleepers_.sleep(ucx_->events(), at_most);
   }
 
   std::string loss(int rank) const override {
@@ -227,15 +215,14 @@ class UcxTransport : public Transport {
   Message* message(void* request, int peer, bool sending) {
     if (request == nullptr) return nullptr;
     if (UCS_PTR_IS_ERR(request)) request = nullptr;
-    if (free_.empty()) free_.push_back(&messages_.emplace_back());
-    Message* const message = free_.back();
-    free_.pop_back();
-    *message = {request, peer, sending};
-    return message;
+    return messages_.make({request, peer, sending});
   }
   void drop(Message* message) {
     if (message->request) ucp_request_free(message->request);
-    free_.push_back(message);
+    messages_.drop(message);
+  }
+  static bool is_under_way_locked(const Message& message) {
+    return message.request && ucp_request_check_status(message.request) == UCS_INPROGRESS;
   }
   State test_locked(Message* message) {
     const ucs_status_t status =
@@ -248,12 +235,7 @@ class UcxTransport : public Transport {
                                                  : State::failed;
   }
   void progress_locked() {
-    const unsigned happened = ucp_worker_progress(ucx_->worker());
-    // Others may sleep for what this thread has just handled.
-    if (happened && sleepers_.load(std::memory_order_relaxed) > 0) {
-      const uint64_t one = 1;
-      [[maybe_unused]] const ssize_t written = write(ucx_->wake(), &one, sizeof(one));
-    }
+    if (ucp_worker_progress(ucx_->worker())) sleepers_.wake();
   }
   bool progress_until_done(Message* message, Clock::time_point until) {
     while (ucp_request_check_status(message->request) == UCS_INPROGRESS) {
@@ -279,10 +261,9 @@ class UcxTransport : public Transport {
   const std::shared_ptr<Ucx> ucx_;
   const int rank_;
   std::vector<Peer> peers_;
-  std::mutex mutex_;              // UCX serves one thread at a time
-  std::deque<Message> messages_;  // all that were ever under way at once
-  std::vector<Message*> free_;
-  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;  // UCX serves one thread at a time
+  Pool<Message> messages_;
+  Sleepers sleepers_;
   Clock::time_point patience_until_{};
 };
 
