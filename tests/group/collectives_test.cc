@@ -194,6 +194,35 @@ TEST(ReduceScatter, BetweenHostsHasFewMessagesUnderWay) {
   EXPECT_LE(office->most_sends(), 3 * 2 * 2);  // of each rank two parts to two others
 }
 
+// One host has three ranks, dealt out among those of others; one has one.
+TEST(BetweenHosts, WhatIsForAllGetsToEveryRankOfEveryHost) {
+  const int host_of[] = {0, 1, 0, 2, 0, 1};
+  const int n = 6;
+  const Groups groups = on_hosts(n, [&](int rank) { return host_of[rank]; });
+  for (const size_t count : {size_t{3'000}, size_t{131'072}, size_t{1'300'001}}) {
+    const auto value = [](int rank, size_t i) { return int32_t(i) * 8 + rank; };
+    const auto part_of = [&](int rank) {
+      std::vector<int32_t> part(count);
+      for (size_t i = 0; i < count; ++i) part[i] = value(rank, i);
+      return part;
+    };
+    on_ranks(groups, [&](const Group& group) {
+      for (int root = 0; root < n; ++root) {
+        std::vector<int32_t> data =
+            group.rank() == root ? part_of(root) : std::vector<int32_t>(count);
+        group.broadcast(data, root, kLong);
+        EXPECT_TRUE(data == part_of(root)) << "root " << root << ", " << count;
+      }
+      std::vector<int32_t> all(count * size_t(n));
+      group.all_gather(part_of(group.rank()), all, kLong);
+      for (int r = 0; r < n; ++r)
+        EXPECT_TRUE(
+            std::ranges::equal(std::span(all).subspan(size_t(r) * count, count), part_of(r)))
+            << "of rank " << r << ", " << count;
+    });
+  }
+}
+
 TEST_P(Collectives, AllGatherUnevenTakesWhatEachHas) {
   // By which rank has how many.
   const std::vector<std::function<int64_t(int)>> shapes{

@@ -1,7 +1,8 @@
 // A worker whose results must have the same bits wherever the ranks are.
 //   layout_worker            this process among the workers of its job
 //   layout_worker threads N  N threads of this process
-//   layout_worker traffic N TIMES  only sums N floats, so many times
+//   layout_worker traffic OP N TIMES  only all_reduce, broadcast or all_gather of N floats, so many
+//   times
 // Reports "bits" for every case: its name and a hash of the result. Cases of one name have the same
 // data, whichever way it is reduced, so the hashes of a name are all alike.
 #include <tutti/tutti.h>
@@ -133,8 +134,16 @@ int main(int argc, char** argv) {
   report("ready", group.rank(), std::string(group.backend()));
   try {
     if (mode == "traffic") {
-      std::vector<float> data(std::stoul(argv[2]), 1.f);
-      for (int i = 0; i < std::stoi(argv[3]); ++i) group.all_reduce(data, ReduceOp::MEAN);
+      const std::string op = argv[2];
+      std::vector<float> data(std::stoul(argv[3]), 1.f), all;
+      if (op == "all_gather") all.resize(data.size() * size_t(group.size()));
+      for (int i = 0; i < std::stoi(argv[4]); ++i)
+        if (op == "all_reduce")
+          group.all_reduce(data, ReduceOp::MEAN);
+        else if (op == "broadcast")
+          group.broadcast(data, i % 2 == 0 ? 0 : group.size() - 1);
+        else
+          group.all_gather(data, all);
     } else {
       Cases(group).run();
     }

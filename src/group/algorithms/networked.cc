@@ -38,6 +38,11 @@ Layout::Layout(const std::vector<std::string>& names, int r) : rank(r) {
   }
 }
 
+size_t Layout::place(int r) const {
+  const std::vector<int>& ranks = hosts[size_t(host_of[size_t(r)])];
+  return size_t(std::ranges::find(ranks, r) - ranks.begin());
+}
+
 Networked::Networked(Wire& wire, const Layout& layout, Window* window, Staging staging)
     : wire_(wire), layout_(layout), window_(window), staging_(staging) {
   for (int r = 0; r < wire.size(); ++r) {
@@ -245,11 +250,8 @@ class Networked::Reducer {
   const std::byte* leaf_at(size_t leaf, const Stream::Part& part, size_t base, size_t stride,
                            size_t shown) const {
     if (!window_) return bytes_of(part.piece.inputs[stream_.place(leaf)]) + part.first;
-    const int neighbour = neighbour_of(stream_.owner(leaf));
+    const int neighbour = int(layout_.place(stream_.owner(leaf)));
     return window_->shown(neighbour, shown) + stream_.place(leaf) * stride + (part.at - base);
-  }
-  int neighbour_of(int rank) const {
-    return int(std::ranges::find(layout_.neighbours(), rank) - layout_.neighbours().begin());
   }
 
   // Whether the only value of a range is this rank's own data, as it lies.
@@ -271,7 +273,7 @@ class Networked::Reducer {
       if (lies_ready(range)) continue;
       const size_t share =
           rounded_up((range.end - range.begin + workers.size() - 1) / workers.size());
-      const size_t me = size_t(neighbour_of(wire_.rank()));
+      const size_t me = layout_.place(wire_.rank());
       const Range mine{std::min(range.end, range.begin + me * share),
                        std::min(range.end, range.begin + (me + 1) * share)};
       at += padded(make_values(range, mine, staged_values(i) + at, all.begin, block_, kArea));
@@ -552,6 +554,12 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
     case Collective::split:
     case Collective::gather: {
       const bool gather = call.kind == Collective::gather;
+      if (!gather && in_bytes > kSmallMessage) {
+        std::vector<size_t> starts;
+        for (size_t r = 0; r <= size_t(n); ++r) starts.push_back(r * in_bytes);
+        all_gather(in, out, starts);
+        break;
+      }
       const auto place = [&](int peer) { return out + size_t(peer) * in_bytes; };
       exchange(
           in_bytes,
@@ -588,30 +596,95 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
   }
 }
 
-// Each rank gets a part of it from the root, and passes it on to all.
+// The root's host has it from the root, every other one from its leader. The leaders take turns at
+// getting a chunk from the root and passing it on to each other; the rest of a host take it from
+// the window.
 void Networked::broadcast(std::byte* data, size_t bytes, int root) {
-  const int me = wire_.rank(), n = wire_.size();
+  constexpr size_t kAhead = 4;  // chunks that are on their way
+  const int me = wire_.rank(), roots_host = layout_.host_of[size_t(root)];
+  std::vector<int> relays;
+  for (int h = 0; h < int(layout_.hosts.size()); ++h)
+    if (h != roots_host) relays.push_back(layout_.leader(h));
+  const int head = layout_.my_host() == roots_host ? root : layout_.leader(layout_.my_host());
+  const size_t chunk = std::min(kArea, rounded_up((bytes + relays.size() - 1) / relays.size()));
+  const size_t chunks = (bytes + chunk - 1) / chunk;
   wire_.meet(others_, window_);
-  const size_t share = rounded_up((bytes + size_t(n) - 2) / size_t(n - 1));
-  const auto part = [&](int rank) {
-    const size_t index = size_t(rank < root ? rank : rank - 1);
-    const size_t begin = std::min(bytes, index * share);
-    return std::pair(data + begin, std::min(bytes, begin + share) - begin);
-  };
   Wire::Flight flight(wire_);
-  if (me == root) {
-    for (const int peer : others_)
-      if (const auto [at, size] = part(peer); size) flight.send(peer, Lane::data, at, size);
-  } else {
-    const auto [mine, size] = part(me);
-    const size_t first = size ? flight.receive(root, Lane::data, mine, size) : 0;
-    for (const int peer : others_)
-      if (const auto [at, theirs] = part(peer); peer != root && theirs)
-        flight.receive(peer, Lane::results, at, theirs);
-    if (size) {
-      flight.wait(first);
-      for (const int peer : others_)
-        if (peer != root) flight.send(peer, Lane::results, mine, size);
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < chunks + kAhead; ++i) {
+    if (me == head && i < chunks) {
+      std::byte* const at = data + i * chunk;
+      const size_t now = std::min(chunk, bytes - i * chunk);
+      const int relay = relays[i % relays.size()];
+      numbers.push_back(me == root    ? flight.send(relay, Lane::data, at, now)
+                        : me == relay ? flight.receive(root, Lane::data, at, now)
+                                      : flight.receive(relay, Lane::results, at, now));
+    }
+    if (i < kAhead) continue;
+    const size_t here = i - kAhead, now = std::min(chunk, bytes - here * chunk);
+    std::byte* const at = data + here * chunk;
+    if (me == head) {
+      flight.wait(numbers[here]);
+      if (me == relays[here % relays.size()])
+        for (const int other : relays)
+          if (other != me) flight.send(other, Lane::results, at, now);
+    }
+    if (!window_) continue;
+    if (me == head) copy_bytes(window_->mine(kArea), at, now);
+    window_->meet();
+    if (me != head) copy_bytes(at, window_->shown(int(layout_.place(head)), kArea), now);
+  }
+  flight.wait_all();
+}
+
+// To every other host a rank sends its part once, to one of the ranks there; what they have taken
+// in they show to each other, one part of each at a time.
+void Networked::all_gather(const std::byte* in, std::byte* out, std::span<const size_t> starts) {
+  const int me = wire_.rank();
+  const std::vector<int>& neighbours = layout_.neighbours();
+  const auto bytes_of_part = [&](int rank) {
+    return starts[size_t(rank) + 1] - starts[size_t(rank)];
+  };
+  const auto taker = [&](int rank, const std::vector<int>& host) {
+    return host[layout_.place(rank) % host.size()];
+  };
+  // The parts that each neighbour has for the others: first its own.
+  std::vector<std::vector<int>> parts(neighbours.size());
+  for (size_t i = 0; i < neighbours.size(); ++i) parts[i].push_back(neighbours[i]);
+  for (const int r : everybody_)
+    if (layout_.host_of[size_t(r)] != layout_.my_host() && bytes_of_part(r))
+      parts[layout_.place(taker(r, neighbours))].push_back(r);
+  const std::vector<int>& mine = parts[layout_.place(me)];
+
+  wire_.meet(others_, window_);
+  Wire::Flight flight(wire_);
+  std::vector<size_t> numbers;
+  for (size_t i = 1; i < mine.size(); ++i)
+    numbers.push_back(
+        flight.receive(mine[i], Lane::data, out + starts[size_t(mine[i])], bytes_of_part(mine[i])));
+  for (int h = 0; h < int(layout_.hosts.size()); ++h)
+    if (h != layout_.my_host() && bytes_of_part(me))
+      flight.send(taker(me, layout_.hosts[size_t(h)]), Lane::data, in, bytes_of_part(me));
+  copy_bytes(out + starts[size_t(me)], in, bytes_of_part(me));
+  size_t steps = 0;
+  for (const std::vector<int>& of_one : parts) steps = std::max(steps, of_one.size());
+  for (size_t i = 0; window_ && i < steps; ++i) {
+    if (i > 0 && i < mine.size()) flight.wait(numbers[i - 1]);
+    const auto bytes = [&](size_t k) {
+      return i < parts[k].size() ? bytes_of_part(parts[k][i]) : 0;
+    };
+    size_t longest = 0;
+    for (size_t k = 0; k < parts.size(); ++k) longest = std::max(longest, bytes(k));
+    for (size_t at = 0; at < longest; at += kArea) {
+      const auto now = [&](size_t k) {
+        return bytes(k) <= at ? 0 : std::min(kArea, bytes(k) - at);
+      };
+      const auto place = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
+      const size_t my_place = layout_.place(me);
+      if (now(my_place)) copy_bytes(window_->mine(kArea), place(my_place), now(my_place));
+      window_->meet();
+      for (size_t k = 0; k < parts.size(); ++k)
+        if (k != my_place && now(k)) copy_bytes(place(k), window_->shown(int(k), kArea), now(k));
     }
   }
   flight.wait_all();
@@ -676,21 +749,10 @@ void Networked::all_gather_uneven(const Description& what, const detail::Memory&
                                   const detail::Memory& out, std::span<const int64_t> counts,
                                   Patience patience) {
   begin(what, patience);
-  wire_.meet(others_, window_);
-  const size_t each = size_of(in.dtype);
-  Wire::Flight flight(wire_);
-  std::byte* to = bytes_of(out.data);
-  for (int r = 0; r < wire_.size(); ++r) {
-    const size_t bytes = size_t(counts[size_t(r)]) * each;
-    if (r == wire_.rank())
-      copy_bytes(to, in.data, bytes);
-    else if (bytes)
-      flight.receive(r, Lane::data, to, bytes);
-    to += bytes;
-  }
-  if (const size_t bytes = size_in_bytes(in))
-    for (const int peer : others_) flight.send(peer, Lane::data, in.data, bytes);
-  flight.wait_all();
+  std::vector<size_t> starts{0};
+  for (const int64_t count : counts)
+    starts.push_back(starts.back() + size_t(count) * size_of(in.dtype));
+  all_gather(bytes_of(static_cast<const void*>(in.data)), bytes_of(out.data), starts);
 }
 
 }  // namespace tutti::group

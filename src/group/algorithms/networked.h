@@ -4,7 +4,7 @@
 // block into a shard for each host: every host sends the subtrees that its ranks hold of a shard to
 // that shard's host, which finishes the sum and sends the result to all. Blocks overlap, so that
 // some travel while others are summed. Within a host a window is between its ranks and the first of
-// them, which speaks for all.
+// them, which speaks for all. What all ranks want crosses the network once for every host.
 #pragma once
 
 #include <array>
@@ -31,6 +31,7 @@ struct Layout {
   int leader(int host) const { return hosts[size_t(host)][0]; }
   bool leads() const { return leader(my_host()) == rank; }
   const std::vector<int>& neighbours() const { return hosts[size_t(my_host())]; }
+  size_t place(int rank) const;  // among the ranks of its host
 };
 
 // What the ranks of a host share besides their window: their leader's memory for blocks on their
@@ -91,6 +92,8 @@ class Networked {
   bool is_soon_told(size_t bytes) const;
   void all_at_once(const detail::GroupCall& call, bool wanted);
   void broadcast(std::byte* data, size_t bytes, int root);
+  // `starts`: where each rank's part begins in `out`, and where the last one ends.
+  void all_gather(const std::byte* in, std::byte* out, std::span<const size_t> starts);
   void reduce_scatter(const detail::GroupCall& call);
 
   Wire& wire_;
