@@ -109,14 +109,14 @@ struct FakeNccl {
   std::vector<std::string> order;         // of the calls of open_all's communicators
   device::GpuRuntime* runtime = nullptr;  // whose memory it is
 
-  static FakeNccl& instance() {
-    static FakeNccl fake;
-    return fake;
-  }
-  void reset() {
-    opened = launched = aborted = closed = 0;
-    absent = broken = false;
-    order.clear();
+  // That of the test which is running. What another left behind still counts there.
+  static FakeNccl& instance() { return all().back(); }
+  static void renew(device::GpuRuntime& runtime) { all().emplace_back().runtime = &runtime; }
+
+ private:
+  static std::deque<FakeNccl>& all() {
+    static std::deque<FakeNccl> fakes(1);
+    return fakes;
   }
 };
 
@@ -257,14 +257,13 @@ class FakeCommunicator : public group::NcclCommunicator {
   // `recorded`: where one thread speaks for all.
   FakeCommunicator(std::shared_ptr<FakeClique> clique, int rank, int card, bool recorded)
       : clique_(std::move(clique)), rank_(size_t(rank)), card_(card), recorded_(recorded) {
-    ++FakeNccl::instance().opened;
+    ++nccl.opened;
   }
 
   void all_reduce(const void* in, void* out, int64_t count, DType dtype, ReduceOp op,
                   device::Stream stream) override {
     calls.push_back({FakeCall::all_reduce, in, out, count, dtype, op, -1, stream, card_});
-    if (recorded_)
-      FakeNccl::instance().order.push_back(std::to_string(card_) + ":" + std::to_string(count));
+    if (recorded_) nccl.order.push_back(std::to_string(card_) + ":" + std::to_string(count));
   }
   void reduce(const void* in, void* out, int64_t count, DType dtype, ReduceOp op, int root,
               device::Stream stream) override {
@@ -286,15 +285,14 @@ class FakeCommunicator : public group::NcclCommunicator {
   void recv(void* out, size_t bytes, int peer, device::Stream stream) override {
     calls.push_back({FakeCall::recv, nullptr, out, int64_t(bytes), {}, {}, peer, stream, card_});
   }
-  std::string async_error() override {
-    return FakeNccl::instance().broken ? "nccl: remote process exited" : "";
-  }
-  void abort() noexcept override { ++FakeNccl::instance().aborted; }
+  std::string async_error() override { return nccl.broken ? "nccl: remote process exited" : ""; }
+  void abort() noexcept override { ++nccl.aborted; }
 
   void run(const group::StillWanted& still_wanted) {
     clique_->run(rank_, std::exchange(calls, {}), still_wanted);
   }
 
+  FakeNccl& nccl = FakeNccl::instance();
   std::vector<FakeCall> calls;
 
  private:
@@ -339,8 +337,10 @@ inline const group::NcclModule* fake_nccl_module() {
             static_cast<FakeCommunicator*>(communicators[0].get())->run(still_wanted);
             for (std::thread& rank : ranks) rank.join();
           },
-      .close = [](group::NcclCommunicators,
-                  const group::StillWanted&) noexcept { ++FakeNccl::instance().closed; }};
+      .close =
+          [](group::NcclCommunicators all, const group::StillWanted&) noexcept {
+            ++static_cast<FakeCommunicator*>(all[0].get())->nccl.closed;
+          }};
   return FakeNccl::instance().absent ? nullptr : &module;
 }
 
@@ -360,8 +360,7 @@ struct FakeGpus {
   // Never destroyed: what watches them may outlive a test.
   static FakeGpus& make() {
     static std::deque<FakeGpus> all;
-    FakeNccl::instance().reset();
-    FakeNccl::instance().runtime = &all.emplace_back().runtime;
+    FakeNccl::renew(all.emplace_back().runtime);
     return all.back();
   }
 };
