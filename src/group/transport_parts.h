@@ -6,9 +6,9 @@
 #include <tutti/error.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <deque>
+#include <mutex>
 #include <vector>
 
 namespace tutti::group {
@@ -32,41 +32,51 @@ class Pool {
 };
 
 // Threads that sleep until something comes, or until another thread has taken in what they sleep
-// for.
+// for. All with the transport's lock held.
 class Sleepers {
  public:
-  Sleepers() : wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE)) {
-    if (wake_ < 0)
-      throw ResourceExhaustedError(
-          "no file is left to wake a thread with: a rank needs one for every other rank, and some "
-          "more; raise ulimit -n");
+  Sleepers() : free_{new_bell()} {}
+  ~Sleepers() {
+    for (const int bell : free_) close(bell);
   }
-  ~Sleepers() { close(wake_); }
   Sleepers(const Sleepers&) = delete;
 
-  // With the transport's lock held, where there is something to sleep for: whoever takes anything
-  // in from now on wakes this thread.
-  void enter() { count_.fetch_add(1); }
-  // Then, without the lock: until there is something in the file.
-  void sleep(int file, std::chrono::nanoseconds at_most) {
-    pollfd files[] = {{file, POLLIN, 0}, {wake_, POLLIN, 0}};
+  // Until there is something in the file, somebody wakes all, or after so long; without the lock
+  // meanwhile.
+  void sleep(std::unique_lock<std::mutex>& lock, int file, std::chrono::nanoseconds at_most) {
+    if (free_.empty()) free_.push_back(new_bell());
+    const int bell = free_.back();
+    free_.pop_back();
+    sleeping_.push_back(bell);
+    lock.unlock();
+    pollfd files[] = {{file, POLLIN, 0}, {bell, POLLIN, 0}};
     const timespec time{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
     ppoll(files, 2, &time, nullptr);
-    count_.fetch_sub(1);
-    uint64_t mine;
-    if (files[1].revents & POLLIN) [[maybe_unused]]
-      const ssize_t taken = read(wake_, &mine, sizeof(mine));
+    lock.lock();
+    uint64_t rung;
+    if (std::erase(sleeping_, bell) == 0) [[maybe_unused]]
+      const ssize_t taken = read(bell, &rung, sizeof(rung));
+    free_.push_back(bell);
   }
-  // With the lock held, by who has taken something in.
+  // By who has taken something in.
   void wake() {
-    const uint64_t all = count_.load();
-    if (all == 0) return;
-    [[maybe_unused]] const ssize_t written = write(wake_, &all, sizeof(all));
+    const uint64_t ring = 1;
+    for (const int bell : sleeping_)
+      [[maybe_unused]] const ssize_t written = write(bell, &ring, sizeof(ring));
+    sleeping_.clear();
   }
 
  private:
-  const int wake_;
-  std::atomic<uint64_t> count_{0};
+  static int new_bell() {
+    const int file = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (file < 0)
+      throw ResourceExhaustedError(
+          "no file is left to wake a thread with: a rank has one for every other rank, and some "
+          "more; raise ulimit -n");
+    return file;
+  }
+
+  std::vector<int> free_, sleeping_;
 };
 
 }  // namespace tutti::group

@@ -227,6 +227,8 @@ void Window::look_around(Wait& wait) {
       if (is_missing(r)) who.push_back(blame(r));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
+  // Who waits for another host knows better who is missing, and says so before.
+  wait.waiting.patience.slack = {};
   for (int r = 0; r < size(); ++r)
     if (is_missing(r) && waits_elsewhere(r)) wait.waiting.patience.slack = kSlackBehindAnother;
   if (const std::string text = overdue(wait.waiting, wait.what, wait.number, missing);

@@ -54,6 +54,8 @@ class Wire final : private Network::Listener {
     size_t receive(int peer, Lane lane, void* data, size_t bytes);
     void wait(size_t number);
     void wait_all();
+    // Takes in what is there, and sends what can be sent.
+    void progress() { wire_.transport_.progress(); }
     // Takes in what comes, so long at most.
     void settle(std::chrono::nanoseconds at_most);
     // Those from whom something is still to come.

@@ -19,7 +19,7 @@ using testing::on_ranks;
 class GpuGroup : public ::testing::TestWithParam<int> {
  protected:
   GpuGroup() {
-    FakeNccl::instance().reset();
+    FakeNccl::renew(FakeNccl::instance().runtime);
     (void)testing::devices("GPU", size_t(2 * std::max(cards(), 1)));
   }
   // Two of one card; the ranks take turns at the cards.

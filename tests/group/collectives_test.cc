@@ -223,6 +223,43 @@ TEST(BetweenHosts, WhatIsForAllGetsToEveryRankOfEveryHost) {
   }
 }
 
+TEST(BetweenHosts, APartOfTheRanksMayBeOnOneHost) {
+  const int host_of[] = {0, 1, 0, 2, 0, 1, 0};
+  const Groups groups = on_hosts(7, [&](int rank) { return host_of[rank]; });
+  on_ranks(groups, [&](const Group& group) {
+    const Group part = group.split(host_of[group.rank()], group.rank());
+    for (const size_t count : {size_t{3'000}, size_t{300'001}})
+      for (int root = 0; root < part.size(); ++root) {
+        std::vector<float> data(count, part.rank() == root ? float(root + 1) : 0.f);
+        part.broadcast(data, root, kLong);
+        EXPECT_EQ(std::ranges::count(data, float(root + 1)), int64_t(count)) << "root " << root;
+        std::vector<float> all(count * size_t(part.size()));
+        part.all_gather(std::vector<float>(count, float(part.rank())), all, kLong);
+        for (int r = 0; r < part.size(); ++r)
+          EXPECT_EQ(std::ranges::count(all, float(r)), int64_t(count)) << "of " << r;
+      }
+  });
+}
+
+TEST(BetweenHosts, SomeHaveNothingToGather) {
+  const int host_of[] = {0, 1, 0, 2, 0, 1};
+  const int n = 6;
+  const Groups groups = on_hosts(n, [&](int rank) { return host_of[rank]; });
+  for (const int64_t many : {1, 5'000, 400'000})
+    for (int empty = 0; empty < 3; ++empty) {
+      const auto count_of = [&](int rank) { return rank % 3 == empty ? 0 : many + rank; };
+      on_ranks(groups, [&](const Group& group) {
+        std::vector<int32_t> expected, in;
+        for (int r = 0; r < n; ++r)
+          for (int64_t i = 0; i < count_of(r); ++i) {
+            expected.push_back(int32_t(i * 8 + r));
+            if (r == group.rank()) in.push_back(expected.back());
+          }
+        EXPECT_TRUE(group.all_gather_uneven(in, kLong) == expected) << many << " " << empty;
+      });
+    }
+}
+
 TEST_P(Collectives, AllGatherUnevenTakesWhatEachHas) {
   // By which rank has how many.
   const std::vector<std::function<int64_t(int)>> shapes{

@@ -248,7 +248,8 @@ def no_more_travels_than_has_to(options):
                                              "broadcast": of_roots + (1 - of_roots) * pass_on,
                                              "all_gather": host_of.count(host) * (hosts - 1)}[op]
                 sent = job.hosts.sent(host)
-                check(sent >= 0.95 * least, f"{op}: host {host} sent {sent}, and should send {least:.0f}")
+                # Chunks may not come out even.
+                check(sent >= (0.95 if op == "broadcast" else 1) * least, f"{op}: host {host} sent {sent}, and should send {least:.0f}")
                 worst[op] = max(worst.get(op, 0), sent / least)
     check(max(worst.values()) <= 1.05, f"a host sent more than it has to: {worst}")
     return ", ".join(f"{op} {ratio:.3f}" for op, ratio in worst.items()) + " times that at most"

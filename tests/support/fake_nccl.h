@@ -109,14 +109,18 @@ struct FakeNccl {
   std::vector<std::string> order;         // of the calls of open_all's communicators
   device::GpuRuntime* runtime = nullptr;  // whose memory it is
 
-  // That of the test which is running. What another left behind still counts there.
-  static FakeNccl& instance() { return all().back(); }
-  static void renew(device::GpuRuntime& runtime) { all().emplace_back().runtime = &runtime; }
+  // That of the test which is running. What the communicators of another do still counts there.
+  static FakeNccl& instance() { return *latest().load(); }
+  static void renew(device::GpuRuntime* runtime) {
+    auto* const made = new FakeNccl;  // never gone: threads of an earlier test may have it
+    made->runtime = runtime;
+    latest().store(made);
+  }
 
  private:
-  static std::deque<FakeNccl>& all() {
-    static std::deque<FakeNccl> fakes(1);
-    return fakes;
+  static std::atomic<FakeNccl*>& latest() {
+    static std::atomic<FakeNccl*> fake{new FakeNccl};
+    return fake;
   }
 };
 
@@ -328,7 +332,7 @@ inline const group::NcclModule* fake_nccl_module() {
           [](std::span<const std::unique_ptr<group::NcclCommunicator>> communicators,
              const std::function<void()>& calls, const group::StillWanted& still_wanted) {
             calls();
-            ++FakeNccl::instance().launched;
+            ++static_cast<FakeCommunicator*>(communicators[0].get())->nccl.launched;
             std::vector<std::thread> ranks;
             for (const auto& communicator : communicators.subspan(1))
               ranks.emplace_back([&still_wanted, each = communicator.get()] {
@@ -360,7 +364,7 @@ struct FakeGpus {
   // Never destroyed: what watches them may outlive a test.
   static FakeGpus& make() {
     static std::deque<FakeGpus> all;
-    FakeNccl::renew(all.emplace_back().runtime);
+    FakeNccl::renew(&all.emplace_back().runtime);
     return all.back();
   }
 };

@@ -43,6 +43,11 @@ size_t Layout::place(int r) const {
   return size_t(std::ranges::find(ranks, r) - ranks.begin());
 }
 
+int Layout::taker(int r, int host) const {
+  const std::vector<int>& ranks = hosts[size_t(host)];
+  return ranks[(place(r) + size_t(host_of[size_t(r)])) % ranks.size()];
+}
+
 Networked::Networked(Wire& wire, const Layout& layout, Window* window, Staging staging)
     : wire_(wire), layout_(layout), window_(window), staging_(staging) {
   for (int r = 0; r < wire.size(); ++r) {
@@ -463,9 +468,7 @@ void Networked::all_reduce(const Description& what, const LeafReduction& reducti
 
 void Networked::begin(const Description& what, Patience patience) {
   wire_.begin(what, patience);
-  if (!window_) return;
-  if (!layout_.leads()) patience.slack = kSlackBehindAnother;
-  window_->begin(what, patience);
+  if (window_) window_->begin(what, patience);
 }
 
 // Whether ranks that are alone on their hosts tell each other all of it with their greetings: there
@@ -600,39 +603,51 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
 // getting a chunk from the root and passing it on to each other; the rest of a host take it from
 // the window.
 void Networked::broadcast(std::byte* data, size_t bytes, int root) {
-  constexpr size_t kAhead = 4;  // chunks that are on their way
+  constexpr size_t kLeast = 64 << 10;  // in a chunk
   const int me = wire_.rank(), roots_host = layout_.host_of[size_t(root)];
   std::vector<int> relays;
   for (int h = 0; h < int(layout_.hosts.size()); ++h)
     if (h != roots_host) relays.push_back(layout_.leader(h));
   const int head = layout_.my_host() == roots_host ? root : layout_.leader(layout_.my_host());
-  const size_t chunk = std::min(kArea, rounded_up((bytes + relays.size() - 1) / relays.size()));
+  const size_t ways = std::max(relays.size(), size_t{1});
+  const size_t chunk = std::clamp(rounded_up((bytes + ways - 1) / ways), kLeast, kArea);
   const size_t chunks = (bytes + chunk - 1) / chunk;
+  const auto part = [&](size_t i) {
+    return std::span(data + i * chunk, std::min(chunk, bytes - i * chunk));
+  };
+  const auto is_relay = [&](size_t i) { return !relays.empty() && me == relays[i % ways]; };
+
   wire_.meet(others_, window_);
   Wire::Flight flight(wire_);
   std::vector<size_t> numbers;
-  for (size_t i = 0; i < chunks + kAhead; ++i) {
-    if (me == head && i < chunks) {
-      std::byte* const at = data + i * chunk;
-      const size_t now = std::min(chunk, bytes - i * chunk);
-      const int relay = relays[i % relays.size()];
-      numbers.push_back(me == root    ? flight.send(relay, Lane::data, at, now)
-                        : me == relay ? flight.receive(root, Lane::data, at, now)
-                                      : flight.receive(relay, Lane::results, at, now));
-    }
-    if (i < kAhead) continue;
-    const size_t here = i - kAhead, now = std::min(chunk, bytes - here * chunk);
-    std::byte* const at = data + here * chunk;
-    if (me == head) {
-      flight.wait(numbers[here]);
-      if (me == relays[here % relays.size()])
-        for (const int other : relays)
-          if (other != me) flight.send(other, Lane::results, at, now);
-    }
-    if (!window_) continue;
-    if (me == head) copy_bytes(window_->mine(kArea), at, now);
+  const auto post = [&](size_t i) {
+    const auto [at, now] = std::pair(part(i).data(), part(i).size());
+    const int relay = relays[i % ways];
+    numbers.push_back(me == root    ? flight.send(relay, Lane::data, at, now)
+                      : is_relay(i) ? flight.receive(root, Lane::data, at, now)
+                                    : flight.receive(relay, Lane::results, at, now));
+  };
+  const auto pass_on = [&](size_t i) {
+    flight.wait(numbers[i]);
+    for (const int other : relays)
+      if (other != me) flight.send(other, Lane::results, part(i).data(), part(i).size());
+  };
+  const auto show = [&](size_t i) {
+    if (me == head) copy_bytes(window_->mine(kArea), part(i).data(), part(i).size());
     window_->meet();
-    if (me != head) copy_bytes(at, window_->shown(int(layout_.place(head)), kArea), now);
+    if (me != head)
+      copy_bytes(part(i).data(), window_->shown(int(layout_.place(head)), kArea), part(i).size());
+  };
+  // A chunk that is to be passed on must not wait for those that others pass on: it has a lead.
+  constexpr size_t kAhead = 4;
+  const size_t lag = kAhead + ways;
+  const bool travels = me == head && !relays.empty();
+  for (size_t i = 0; i < chunks + lag; ++i) {
+    if (travels && i < chunks) post(i);
+    if (i >= kAhead && i - kAhead < chunks && is_relay(i - kAhead)) pass_on(i - kAhead);
+    if (i < lag) continue;
+    if (travels) flight.wait(numbers[i - lag]);
+    if (window_) show(i - lag);
   }
   flight.wait_all();
 }
@@ -641,20 +656,17 @@ void Networked::broadcast(std::byte* data, size_t bytes, int root) {
 // in they show to each other, one part of each at a time.
 void Networked::all_gather(const std::byte* in, std::byte* out, std::span<const size_t> starts) {
   const int me = wire_.rank();
-  const std::vector<int>& neighbours = layout_.neighbours();
+  const size_t my_place = layout_.place(me);
   const auto bytes_of_part = [&](int rank) {
     return starts[size_t(rank) + 1] - starts[size_t(rank)];
   };
-  const auto taker = [&](int rank, const std::vector<int>& host) {
-    return host[layout_.place(rank) % host.size()];
-  };
   // The parts that each neighbour has for the others: first its own.
-  std::vector<std::vector<int>> parts(neighbours.size());
-  for (size_t i = 0; i < neighbours.size(); ++i) parts[i].push_back(neighbours[i]);
+  std::vector<std::vector<int>> parts;
+  for (const int neighbour : layout_.neighbours()) parts.push_back({neighbour});
   for (const int r : everybody_)
     if (layout_.host_of[size_t(r)] != layout_.my_host() && bytes_of_part(r))
-      parts[layout_.place(taker(r, neighbours))].push_back(r);
-  const std::vector<int>& mine = parts[layout_.place(me)];
+      parts[layout_.place(layout_.taker(r, layout_.my_host()))].push_back(r);
+  const std::vector<int>& mine = parts[my_place];
 
   wire_.meet(others_, window_);
   Wire::Flight flight(wire_);
@@ -664,8 +676,9 @@ void Networked::all_gather(const std::byte* in, std::byte* out, std::span<const 
         flight.receive(mine[i], Lane::data, out + starts[size_t(mine[i])], bytes_of_part(mine[i])));
   for (int h = 0; h < int(layout_.hosts.size()); ++h)
     if (h != layout_.my_host() && bytes_of_part(me))
-      flight.send(taker(me, layout_.hosts[size_t(h)]), Lane::data, in, bytes_of_part(me));
+      flight.send(layout_.taker(me, h), Lane::data, in, bytes_of_part(me));
   copy_bytes(out + starts[size_t(me)], in, bytes_of_part(me));
+
   size_t steps = 0;
   for (const std::vector<int>& of_one : parts) steps = std::max(steps, of_one.size());
   for (size_t i = 0; window_ && i < steps; ++i) {
@@ -680,8 +693,8 @@ void Networked::all_gather(const std::byte* in, std::byte* out, std::span<const 
         return bytes(k) <= at ? 0 : std::min(kArea, bytes(k) - at);
       };
       const auto place = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
-      const size_t my_place = layout_.place(me);
       if (now(my_place)) copy_bytes(window_->mine(kArea), place(my_place), now(my_place));
+      flight.progress();  // what is under way must not wait for the neighbours
       window_->meet();
       for (size_t k = 0; k < parts.size(); ++k)
         if (k != my_place && now(k)) copy_bytes(place(k), window_->shown(int(k), kArea), now(k));

@@ -4,7 +4,8 @@
 // block into a shard for each host: every host sends the subtrees that its ranks hold of a shard to
 // that shard's host, which finishes the sum and sends the result to all. Blocks overlap, so that
 // some travel while others are summed. Within a host a window is between its ranks and the first of
-// them, which speaks for all. What all ranks want crosses the network once for every host.
+// them, which speaks for all. What all ranks want (broadcast, all_gather) crosses the network once
+// for every host; there the root, or every rank, speaks for itself.
 #pragma once
 
 #include <array>
@@ -31,7 +32,8 @@ struct Layout {
   int leader(int host) const { return hosts[size_t(host)][0]; }
   bool leads() const { return leader(my_host()) == rank; }
   const std::vector<int>& neighbours() const { return hosts[size_t(my_host())]; }
-  size_t place(int rank) const;  // among the ranks of its host
+  size_t place(int rank) const;         // among the ranks of its host
+  int taker(int rank, int host) const;  // who takes in there what the rank has for all
 };
 
 // What the ranks of a host share besides their window: their leader's memory for blocks on their

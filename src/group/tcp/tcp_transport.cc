@@ -275,12 +275,9 @@ class TcpTransport : public Transport {
   }
 
   void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (message && message->state != State::under_way) return;
-      sleepers_.enter();
-    }
-    sleepers_.sleep(epoll_.get(), at_most);
+    std::unique_lock lock(mutex_);
+    if (message && message->state != State::under_way) return;
+    sleepers_.sleep(lock, epoll_.get(), at_most);
   }
 
   std::string loss(int rank) const override {
@@ -350,6 +347,7 @@ class TcpTransport : public Transport {
       --unsent_;
     }
     peer.unsent.clear();
+    sleepers_.wake();
     peer.into = nullptr;
     peer.to = nullptr;
     // A child of this process may have the file, too.

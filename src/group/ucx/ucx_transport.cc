@@ -179,13 +179,10 @@ class UcxTransport : public Transport {
   }
 
   void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (message && !is_under_way_locked(*message)) return;
-      if (ucp_worker_arm(ucx_->worker()) != UCS_OK) return;  // something is there already
-      sleepers_.enter();
-    }
-    sleepers_.sleep(ucx_->events(), at_most);
+    std::unique_lock lock(mutex_);
+    if (message && !is_under_way_locked(*message)) return;
+    if (ucp_worker_arm(ucx_->worker()) != UCS_OK) return;  // something is there already
+    sleepers_.sleep(lock, ucx_->events(), at_most);
   }
 
   std::string loss(int rank) const override {
@@ -200,7 +197,7 @@ class UcxTransport : public Transport {
     if (!UCS_PTR_IS_PTR(request)) return;
     const auto until = Clock::now() + at_most;
     while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < until)
-      ucp_worker_progress(ucx_->worker());
+      progress_locked();
     ucp_request_free(request);
   }
 
@@ -240,7 +237,7 @@ class UcxTransport : public Transport {
   bool progress_until_done(Message* message, Clock::time_point until) {
     while (ucp_request_check_status(message->request) == UCS_INPROGRESS) {
       if (Clock::now() > until) return false;
-      ucp_worker_progress(ucx_->worker());
+      progress_locked();
     }
     return true;
   }
@@ -254,7 +251,7 @@ class UcxTransport : public Transport {
     if (!UCS_PTR_IS_PTR(request)) return;
     const auto until = Clock::now() + kPatience;
     while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < until)
-      ucp_worker_progress(ucx_->worker());
+      progress_locked();
     ucp_request_free(request);
   }
 
