@@ -14,7 +14,8 @@ constexpr uint32_t kIds = 1u << 29;
 
 // A notice as it travels; no more of it than there is.
 struct Network::Letter {
-  uint32_t group, left;
+  uint32_t group;
+  Notice::Kind kind;
   ErrorCode code;
   int32_t culprit;
   uint32_t length;
@@ -75,7 +76,7 @@ void Network::remove(uint32_t group) {
 }
 
 void Network::note(const Notice& notice) {
-  if (!notice.left &&
+  if (notice.kind == Notice::Kind::failure &&
       (notice.code == ErrorCode::unavailable || notice.code == ErrorCode::deadline_exceeded))
     misses_somebody_.store(true);
 }
@@ -84,7 +85,7 @@ void Network::tell(int rank, const Notice& notice) {
   note(notice);
   auto letter = std::make_unique<Letter>();
   *letter = {.group = notice.group,
-             .left = notice.left,
+             .kind = notice.kind,
              .code = notice.code,
              .culprit = notice.culprit,
              .length = uint32_t(std::min(notice.text.size(), sizeof(Letter::text)))};
@@ -113,7 +114,7 @@ void Network::listen() {
       const Letter& letter = *ears_[r].letter;
       const Notice notice{
           .group = letter.group,
-          .left = letter.left,
+          .kind = letter.kind,
           .code = letter.code,
           .culprit = letter.culprit,
           .text = {letter.text, std::min<size_t>(letter.length, sizeof(letter.text))}};

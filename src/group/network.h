@@ -22,12 +22,13 @@ enum class Lane : uint32_t { greeting, data, results, head, message, notice };
 
 class Network {
  public:
-  // A word to all of a group: it has failed, or somebody leaves it.
+  // A word to all of a group: it has failed, somebody leaves it, or is about to give up on another.
   struct Notice {
+    enum class Kind : uint32_t { failure, farewell, waiting };
     uint32_t group = 0;
-    uint32_t left = 0;  // else it has failed
+    Kind kind = Kind::failure;
     ErrorCode code = ErrorCode::internal;
-    int32_t culprit = -1;  // a rank of the job
+    int32_t culprit = -1;  // a rank of the job; of who waits, whom it waits for
     std::string text = {};
   };
   class Listener {

@@ -22,6 +22,8 @@ using std::chrono::nanoseconds;
 
 // How long a sleeper sleeps before it looks whether all others are still there.
 constexpr nanoseconds kNap = std::chrono::milliseconds(20);
+// Who has not said for so long that it waits elsewhere may have been stopped there.
+constexpr nanoseconds kSilence = std::chrono::milliseconds(400);
 
 // Who yields to a thread that computes gets the core back only when that one's slice is over; who
 // sleeps gets it back when woken. So a yield of this length is the last one for a while: a short
@@ -275,8 +277,11 @@ int Window::awaited_by(int rank) const {
 
 bool Window::waits_elsewhere(int rank) const {
   for (int steps = 0; steps < size(); ++steps) {
-    for (const std::atomic<uint32_t>& awaited : blocks_[size_t(rank)]->awaited)
-      if (awaited.load() == Block::kElsewhere) return true;
+    const Block& block = *blocks_[size_t(rank)];
+    const bool is_alive =
+        Clock::now().time_since_epoch() - nanoseconds(block.elsewhere_at.load()) < kSilence;
+    for (const std::atomic<uint32_t>& awaited : block.awaited)
+      if (awaited.load() == Block::kElsewhere && is_alive) return true;
     rank = awaited_by(rank);
     if (rank < 0) return false;
   }
@@ -284,12 +289,17 @@ bool Window::waits_elsewhere(int rank) const {
 }
 
 Window::Elsewhere::Elsewhere(Window* window, Collective kind)
-    : awaited_(window ? &window->blocks_[size_t(window->rank_)]->awaited[role_of(kind)] : nullptr) {
-  if (awaited_) awaited_->store(Block::kElsewhere);
+    : block_(window ? window->blocks_[size_t(window->rank_)] : nullptr), role_(role_of(kind)) {
+  say();
+  if (block_) block_->awaited[role_].store(Block::kElsewhere);
 }
 
 Window::Elsewhere::~Elsewhere() {
-  if (awaited_) awaited_->store(0);
+  if (block_) block_->awaited[role_].store(0);
+}
+
+void Window::Elsewhere::say() {
+  if (block_) block_->elsewhere_at.store(nanoseconds(Clock::now().time_since_epoch()).count());
 }
 
 std::string Window::blame(int rank) const {

@@ -53,6 +53,7 @@ struct Waiting {
   bool warned = false;
   std::optional<std::chrono::steady_clock::time_point> lost =
       {};  // the connection to whom it waits for
+  std::optional<std::chrono::steady_clock::time_point> told = {};  // others, that it waits
 };
 
 // Warns of a wait that has become long, once; where its time is over, what the error says. Both
@@ -102,7 +103,8 @@ struct Block {
   // is not in the window. In a collective, a send, a recv.
   static constexpr uint32_t kElsewhere = UINT32_MAX;
   std::atomic<uint32_t> awaited[3];
-  alignas(kLine) Poison poison;  // that of rank 0 counts
+  std::atomic<int64_t> elsewhere_at;  // when it last said that it is; of the steady clock
+  alignas(kLine) Poison poison;       // that of rank 0 counts
   alignas(4096) std::byte areas[2][kArea];
 
   Channel& to(int peer) { return reinterpret_cast<Channel*>(this + 1)[peer]; }
@@ -157,9 +159,11 @@ class Window {
     Elsewhere(Window* window, Collective kind);  // null: there is nobody to know it
     ~Elsewhere();
     Elsewhere(const Elsewhere&) = delete;
+    void say();  // often: who is stopped says nothing
 
    private:
-    std::atomic<uint32_t>* const awaited_;
+    Block* const block_;
+    const size_t role_;
   };
 
   // Between two ranks; `what` is a send or a recv. The other's dtype and size must be the same. A

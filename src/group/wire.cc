@@ -27,6 +27,12 @@ constexpr nanoseconds kReason = milliseconds(300);
 // A message on its way gets so long to arrive from a rank that has left.
 constexpr nanoseconds kLast = milliseconds(500);
 
+// Who is about to give up on another says so this long before, and again and again: who waits for
+// it in turn knows then that it is not the culprit. Who has not said so for a while may be.
+constexpr nanoseconds kBefore = std::chrono::seconds(2);
+constexpr nanoseconds kAgain = milliseconds(100);
+constexpr nanoseconds kSilence = milliseconds(400);
+
 // Who disagrees with one rank hears the others, too, before it says so; not all may be coming.
 constexpr nanoseconds kSettle = milliseconds(500);
 
@@ -64,6 +70,7 @@ Wire::Wire(WireGroup group, std::shared_ptr<Network> network,
       greetings_(std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() *
                                                              (kData + kMostTold))),
       left_(group_.ranks.size()),
+      waits_(group_.ranks.size()),
       heard_(group_.ranks.size()),
       unclaimed_(group_.ranks.size()) {
   static_assert(sizeof(Greeting) <= kData);
@@ -73,7 +80,7 @@ Wire::Wire(WireGroup group, std::shared_ptr<Network> network,
 Wire::~Wire() {
   network_->remove(group_.id);
   if (has_lost_memory()) static_cast<void>(greetings_.release());
-  tell_all({.group = group_.id, .left = 1});
+  tell_all({.group = group_.id, .kind = Network::Notice::Kind::farewell});
   transport_.progress();
 }
 
@@ -85,9 +92,12 @@ void Wire::tell_all(const Network::Notice& notice) {
 void Wire::hear(int from, const Network::Notice& notice) {
   const auto found = std::ranges::find(group_.ranks, from);
   if (found == group_.ranks.end()) return;
+  const size_t peer = size_t(found - group_.ranks.begin());
   std::lock_guard lock(mutex_);
-  if (notice.left) {
-    left_[size_t(found - group_.ranks.begin())] = Clock::now();
+  if (notice.kind == Network::Notice::Kind::farewell) {
+    left_[peer] = Clock::now();
+  } else if (notice.kind == Network::Notice::Kind::waiting) {
+    waits_[peer] = notice.culprit == outer(rank()) ? std::nullopt : std::optional(Clock::now());
   } else if (!poison_) {
     poison_ = {notice.culprit, notice.code, notice.text};
     poisoned_.store(true);
@@ -237,8 +247,9 @@ void Wire::await(Transport::Message*& message, const Need& need) {
   }
   need.waiting.lost.reset();
   if (!need.waiting.started) need.waiting.started = Clock::now();
-  const Window::Elsewhere elsewhere(window_, need.what.kind);
+  Window::Elsewhere elsewhere(window_, need.what.kind);
   for (Clock::time_point next{};;) {
+    elsewhere.say();
     if (const auto now = Clock::now(); now >= next) {  // the first time at once
       look_around(need);
       next = now + kLook;
@@ -286,10 +297,22 @@ void Wire::look_around(const Need& need) {
     if (!need.waiting.lost) need.waiting.lost = now;
     if (now - *need.waiting.lost > kReason) broken(need);
   }
+  std::vector<int> peers;
+  if (need.flight) peers = need.flight->pending();
+  if (peers.empty()) peers = {need.peer};
+  if (const nanoseconds timeout = need.waiting.patience.timeout;
+      timeout.count() && now - *need.waiting.started > std::max(timeout / 2, timeout - kBefore) &&
+      (!need.waiting.told || now - *need.waiting.told > kAgain)) {
+    need.waiting.told = now;
+    tell_all({.group = group_.id,
+              .kind = Network::Notice::Kind::waiting,
+              .culprit = outer(peers.front())});
+  }
+  // Those that wait themselves are not to blame, if there are others.
+  const bool all_wait = std::ranges::all_of(peers, [&](int peer) { return waits(peer); });
+  if (!all_wait) std::erase_if(peers, [&](int peer) { return waits(peer); });
+  need.waiting.patience.slack = all_wait ? kSlackBehindAnother : kSlackBetweenHosts;
   const auto missing = [&] {
-    std::vector<int> peers;
-    if (need.flight) peers = need.flight->pending();
-    if (peers.empty()) peers = {need.peer};
     std::vector<std::string> who;
     for (const int peer : peers) who.push_back(name_of(peer) + "; " + progress(peer));
     return fmt::format("{}", fmt::join(who, ", and for "));
@@ -297,6 +320,12 @@ void Wire::look_around(const Need& need) {
   if (const std::string text = overdue(need.waiting, need.what, need.number, missing);
       !text.empty())
     fail(ErrorCode::deadline_exceeded, text);
+}
+
+bool Wire::waits(int peer) const {
+  std::lock_guard lock(mutex_);
+  const auto said = waits_[size_t(peer)];
+  return said && Clock::now() - *said < kSilence;
 }
 
 std::string Wire::name_of(int peer) const {

@@ -151,6 +151,7 @@ class Wire final : private Network::Listener {
   void look_around(const Need& need);
   void hear(int from, const Network::Notice& notice) override;
   void tell_all(const Network::Notice& notice);
+  bool waits(int peer) const;  // for another, as it says
   [[noreturn]] void disagree(std::span<const int> peers);
   std::string name_of(int peer) const;
   std::string progress(int peer) const;
@@ -178,6 +179,7 @@ class Wire final : private Network::Listener {
   std::optional<cluster::Failure> poison_;
   std::atomic<bool> poisoned_{false}, lost_memory_{false};
   std::vector<std::optional<std::chrono::steady_clock::time_point>> left_;
+  std::vector<std::optional<std::chrono::steady_clock::time_point>> waits_;  // when it said so last
   std::vector<std::atomic<uint64_t>> heard_;    // the last operation that a peer greeted for
   std::vector<std::vector<Stored>> unclaimed_;  // messages by sender, received before their turn
 };
