@@ -240,10 +240,11 @@ void Wire::await(Transport::Message*& message, const Need& need) {
          fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
                      described(need.what, need.number), name_of(need.peer)));
   };
-  // With a core for every rank, what is under way is worth a millisecond or two of looking.
-  for (int i = crowded_ ? 20 : 100; i > 0; --i) {
+  // With a core for every rank, what is under way is worth a millisecond or two of looking. Still,
+  // the one that is waited for may be on this core.
+  for (int i = 0; i < (crowded_ ? 20 : 100); ++i) {
     if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
-    if (crowded_) sched_yield();
+    if (crowded_ || i >= 10) sched_yield();
   }
   need.waiting.lost.reset();
   if (!need.waiting.started) need.waiting.started = Clock::now();
