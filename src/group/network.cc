@@ -121,7 +121,7 @@ void Network::listen() {
       note(notice);
       if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
         found->second->hear(int(r), notice);
-      } else {
+      } else if (notice.kind != Notice::Kind::waiting) {  // that is not true for long
         early_.emplace_back(int(r), notice);
         if (early_.size() > kEarly) early_.pop_front();
       }

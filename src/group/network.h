@@ -28,7 +28,7 @@ class Network {
     uint32_t group = 0;
     Kind kind = Kind::failure;
     ErrorCode code = ErrorCode::internal;
-    int32_t culprit = -1;  // a rank of the job; of who waits, whom it waits for
+    int32_t culprit = -1;  // a rank of the job; of who waits, whom it waits for, if for one only
     std::string text = {};
   };
   class Listener {

@@ -56,7 +56,7 @@ std::string overdue(Waiting& waiting, const Description& what, uint64_t number,
                     const std::function<std::string()>& missing) {
   const Patience& patience = waiting.patience;
   const nanoseconds waited = Clock::now() - *waiting.started;
-  const bool over = patience.timeout.count() && waited >= patience.timeout + patience.slack;
+  const bool over = patience.timeout.count() && waited - patience.slack >= patience.timeout;
   const bool warn = patience.warn_after.count() && waited >= patience.warn_after && !waiting.warned;
   if (!over && !warn) return {};
   const std::string who = missing();

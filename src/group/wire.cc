@@ -307,7 +307,7 @@ void Wire::look_around(const Need& need) {
     need.waiting.told = now;
     tell_all({.group = group_.id,
               .kind = Network::Notice::Kind::waiting,
-              .culprit = outer(peers.front())});
+              .culprit = peers.size() == 1 ? outer(peers.front()) : -1});
   }
   // Those that wait themselves are not to blame, if there are others.
   const bool all_wait = std::ranges::all_of(peers, [&](int peer) { return waits(peer); });

@@ -288,6 +288,19 @@ TEST(Deadline, LetsARankSpeakThatWaitsForAnotherHost) {
         ::testing::StartsWith("recv #1 (float32[4], from rank 2): waited 0.3 s for rank 2"));
 }
 
+// Rank 1 waits for 0, which waits for 2, all on hosts of their own.
+TEST(Deadline, NamesTheEndOfAChainBetweenHosts) {
+  const Groups groups = on_hosts(3, [](int rank) { return rank; });
+  const auto errors = errors_on_ranks(groups, [](const Group& group) {
+    std::vector<float> data(4);
+    if (group.rank() == 0) group.recv(data, 2, 0, {.timeout = std::chrono::milliseconds(1000)});
+    if (group.rank() == 1) group.recv(data, 0, 0, {.timeout = std::chrono::milliseconds(900)});
+  });
+  for (const int rank : {0, 1})
+    EXPECT_THAT(errors[size_t(rank)].text,
+                ::testing::StartsWith("recv #1 (float32[4], from rank 2): waited 1 s for rank 2"));
+}
+
 TEST(Deadline, OfZeroIsNone) {
   const Groups groups = Group::in_process(2);
   std::thread first([&] { groups[0].barrier({.timeout = milliseconds(0)}); });

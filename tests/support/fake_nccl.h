@@ -112,14 +112,16 @@ struct FakeNccl {
   // That of the test which is running. What the communicators of another do still counts there.
   static FakeNccl& instance() { return *latest().load(); }
   static void renew(device::GpuRuntime* runtime) {
-    auto* const made = new FakeNccl;  // never gone: threads of an earlier test may have it
-    made->runtime = runtime;
-    latest().store(made);
+    // Never gone: threads of an earlier test may have it.
+    static auto& all = *new std::deque<FakeNccl>;
+    all.emplace_back().runtime = runtime;
+    latest().store(&all.back());
   }
 
  private:
   static std::atomic<FakeNccl*>& latest() {
-    static std::atomic<FakeNccl*> fake{new FakeNccl};
+    static FakeNccl first;
+    static std::atomic<FakeNccl*> fake{&first};
     return fake;
   }
 };
