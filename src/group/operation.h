@@ -65,6 +65,8 @@ struct Patience {
 // another, then those who wait for that one.
 constexpr std::chrono::nanoseconds kSlackBetweenHosts = std::chrono::milliseconds(400);
 constexpr std::chrono::nanoseconds kSlackBehindAnother = std::chrono::milliseconds(800);
+// Who waits for another says so again and again. Who has not for so long may have been stopped.
+constexpr std::chrono::nanoseconds kSilence = std::chrono::milliseconds(400);
 
 // The words of errors: "all_reduce #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
 std::string described(const Description& what, uint64_t number);

@@ -22,8 +22,6 @@ using std::chrono::nanoseconds;
 
 // How long a sleeper sleeps before it looks whether all others are still there.
 constexpr nanoseconds kNap = std::chrono::milliseconds(20);
-// Who has not said for so long that it waits elsewhere may have been stopped there.
-constexpr nanoseconds kSilence = std::chrono::milliseconds(400);
 
 // Who yields to a thread that computes gets the core back only when that one's slice is over; who
 // sleeps gets it back when woken. So a yield of this length is the last one for a while: a short

@@ -28,10 +28,9 @@ constexpr nanoseconds kReason = milliseconds(300);
 constexpr nanoseconds kLast = milliseconds(500);
 
 // Who is about to give up on another says so this long before, and again and again: who waits for
-// it in turn knows then that it is not the culprit. Who has not said so for a while may be.
+// it in turn knows then that it is not the culprit.
 constexpr nanoseconds kBefore = std::chrono::seconds(2);
 constexpr nanoseconds kAgain = milliseconds(100);
-constexpr nanoseconds kSilence = milliseconds(400);
 
 // Who disagrees with one rank hears the others, too, before it says so; not all may be coming.
 constexpr nanoseconds kSettle = milliseconds(500);

@@ -621,11 +621,11 @@ void Networked::broadcast(std::byte* data, size_t bytes, int root) {
   Wire::Flight flight(wire_);
   std::vector<size_t> numbers;
   const auto post = [&](size_t i) {
-    const auto [at, now] = std::pair(part(i).data(), part(i).size());
+    const std::span now = part(i);
     const int relay = relays[i % ways];
-    numbers.push_back(me == root    ? flight.send(relay, Lane::data, at, now)
-                      : is_relay(i) ? flight.receive(root, Lane::data, at, now)
-                                    : flight.receive(relay, Lane::results, at, now));
+    numbers.push_back(me == root    ? flight.send(relay, Lane::data, now.data(), now.size())
+                      : is_relay(i) ? flight.receive(root, Lane::data, now.data(), now.size())
+                                    : flight.receive(relay, Lane::results, now.data(), now.size()));
   };
   const auto pass_on = [&](size_t i) {
     flight.wait(numbers[i]);
