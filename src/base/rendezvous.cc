@@ -5,12 +5,11 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/running_time.h"
 
 namespace tutti::base {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::string seconds_text(std::chrono::nanoseconds duration) {
   return fmt::format("{:g} s", std::chrono::duration<double>(duration).count());
@@ -54,13 +53,13 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
     return;
   }
 
-  const auto started = Clock::now();
+  RunningTime waited;
   const auto over = [&] { return broken_ || meeting_ != meeting; };
   const auto wait = [&](std::chrono::nanoseconds limit) {
-    if (limit.count() > 0 && limit < Clock::time_point::max() - started)
-      return changed_.wait_until(lock, started + limit, over);
-    changed_.wait(lock, over);
-    return true;
+    if (limit.count() == 0) changed_.wait(lock, over);
+    while (!over() && waited.elapsed() < limit)
+      changed_.wait_for(lock, std::min(RunningTime::kLook, limit - waited.elapsed()), over);
+    return over();
   };
   const bool warn = patience.warn_after.count() > 0 &&
                     (patience.timeout.count() == 0 || patience.warn_after < patience.timeout);

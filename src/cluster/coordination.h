@@ -70,6 +70,9 @@ class Coordination {
   // Tells everyone. The first failure of a job is the one that all hear of; it stays.
   virtual void abort(const Failure& failure) = 0;
   virtual std::optional<Failure> failure() const = 0;
+  // How long the service has not been heard; 0 if no more than a heartbeat or two is missing, and
+  // nanoseconds::max() once the job has failed here for that reason.
+  virtual std::chrono::nanoseconds silence() const = 0;
   // `heard` runs once, on a thread of the connection or at once, when the job fails. Once per
   // connection, else FailedPreconditionError. It must not block, throw or destroy the connection.
   virtual void on_failure(std::function<void(const Failure&)> heard) = 0;

@@ -163,7 +163,16 @@ class Job {
   std::string name() const {
     return fmt::format("rank {} of {} ({})", given_.rank, size(), membership_.addresses[0]);
   }
-  std::optional<Failure> failure() const { return link_ ? link_->failure() : std::nullopt; }
+  std::optional<Failure> failure() const {
+    if (!link_) return {};
+    std::optional<Failure> failure = link_->failure();
+    if (failure && link_->silence() == std::chrono::nanoseconds::max())
+      if (const std::string why = isolation(); !why.empty())
+        failure = {membership_.rank, ErrorCode::unavailable,
+                   fmt::format("rank {} ({}) {}", membership_.rank,
+                               membership_.addresses[size_t(membership_.rank)], why)};
+    return failure;
+  }
 
   JobLayout layout() {
     const nlohmann::json mine = {{"machine", machine_name()},
@@ -278,7 +287,8 @@ class Job {
                         .neighbourhood = {},
                         .crowded = false,
                         .alarm = &alarm_,
-                        .failure = [this] { return link_ ? link_->failure() : std::nullopt; }};
+                        .failure = [this] { return failure(); },
+                        .isolation = [this] { return isolation(); }};
     const size_t me = size_t(membership_.rank);
     for (const nlohmann::json& hello : parsed) around.hosts.push_back(hello.at("host"));
     hosts_ = around.hosts;
@@ -306,7 +316,11 @@ class Job {
     if (neighbours.hellos.size() > 1) neighbourhood_ = shm_neighbourhood(neighbours);
     if (neighbours.hellos.size() == hellos.size()) return;
     around.neighbourhood = neighbourhood_;
-    around.network = std::make_shared<Network>(transport(parsed), membership_.rank, size());
+    std::vector<int> remote;
+    for (size_t r = 0; r < hosts_.size(); ++r)
+      if (hosts_[r] != hosts_[me]) remote.push_back(int(r));
+    around.network =
+        std::make_shared<Network>(transport(parsed), membership_.rank, size(), std::move(remote));
     surroundings_ = std::make_shared<const Surroundings>(std::move(around));
     // Nobody else does while the program computes, and what it has sent may still be on this side.
     progress_ = std::jthread([this](std::stop_token stop) {
@@ -316,8 +330,25 @@ class Job {
         if (stop.stop_requested()) return;
         surroundings_->network->transport().progress();
         surroundings_->network->listen();
+        if (link_->silence().count()) surroundings_->network->probe();
       }
     });
+  }
+
+  // A rank that hears neither another host nor the service, if that is elsewhere, suspects itself
+  // before it accuses. With one other host alone it cannot tell which of the two is cut off.
+  std::string isolation() const {
+    if (!surroundings_ || cluster::is_loopback(membership_.service) ||
+        surroundings_->network->hears_other_hosts())
+      return {};
+    if (link_->silence().count())
+      return "hears neither the coordination service nor any other host: the network of its own "
+             "host is cut off";
+    const std::string& own = membership_.addresses[size_t(membership_.rank)];
+    const bool service_is_here = own.substr(0, own.rfind(':')) ==
+                                 membership_.service.substr(0, membership_.service.rfind(':'));
+    if (!service_is_here || std::set(hosts_.begin(), hosts_.end()).size() < 3) return {};
+    return "hears no other host: the network of its own host is cut off";
   }
 
   // What the others must know of this rank's timeline; null without one.

@@ -9,6 +9,8 @@ namespace {
 
 constexpr size_t kEarly = 1024;  // notices that are kept
 constexpr uint32_t kIds = 1u << 29;
+constexpr std::chrono::milliseconds kProbe{100};  // between two
+constexpr std::chrono::seconds kHeard{1};         // for this long a reply counts
 
 }  // namespace
 
@@ -24,8 +26,12 @@ struct Network::Letter {
   size_t bytes() const { return offsetof(Letter, text) + length; }
 };
 
-Network::Network(std::unique_ptr<Transport> transport, int rank, int size)
-    : transport_(std::move(transport)), rank_(rank), size_(size), ears_(size_t(size)) {
+Network::Network(std::unique_ptr<Transport> transport, int rank, int size, std::vector<int> remote)
+    : transport_(std::move(transport)),
+      rank_(rank),
+      size_(size),
+      remote_(std::move(remote)),
+      ears_(size_t(size)) {
   for (size_t r = 0; r < ears_.size(); ++r)
     if (int(r) != rank_) post_ear(r);
 }
@@ -83,6 +89,26 @@ void Network::note(const Notice& notice) {
 
 void Network::tell(int rank, const Notice& notice) {
   note(notice);
+  std::lock_guard lock(mutex_);
+  send(rank, notice);
+}
+
+void Network::probe() {
+  std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (probed_ && now - *probed_ < kProbe) return;
+  if (!probed_ || now - *probed_ > kHeard) probing_since_ = now;
+  probed_ = now;
+  for (const int rank : remote_) send(rank, {.kind = Notice::Kind::probe});
+}
+
+bool Network::hears_other_hosts() const {
+  std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  return !probing_since_ || now - *probing_since_ < kHeard || now - heard_ < kHeard;
+}
+
+void Network::send(int rank, const Notice& notice) {
   auto letter = std::make_unique<Letter>();
   *letter = {.group = notice.group,
              .kind = notice.kind,
@@ -90,7 +116,6 @@ void Network::tell(int rank, const Notice& notice) {
              .culprit = notice.culprit,
              .length = uint32_t(std::min(notice.text.size(), sizeof(Letter::text)))};
   std::memcpy(letter->text, notice.text.data(), letter->length);
-  std::lock_guard lock(mutex_);
   if (Transport::Message* message =
           transport_->send(rank, tag(0, Lane::notice), letter.get(), letter->bytes()))
     outgoing_.emplace_back(message, std::move(letter));
@@ -119,9 +144,12 @@ void Network::listen() {
           .culprit = letter.culprit,
           .text = {letter.text, std::min<size_t>(letter.length, sizeof(letter.text))}};
       note(notice);
-      if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
+      if (std::ranges::find(remote_, int(r)) != remote_.end()) heard_ = Clock::now();
+      if (notice.kind == Notice::Kind::probe) {
+        send(int(r), {.kind = Notice::Kind::reply});
+      } else if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
         found->second->hear(int(r), notice);
-      } else if (notice.kind != Notice::Kind::waiting) {  // that is not true for long
+      } else if (notice.kind < Notice::Kind::waiting) {  // the others are not true for long
         early_.emplace_back(int(r), notice);
         if (early_.size() > kEarly) early_.pop_front();
       }

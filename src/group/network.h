@@ -5,11 +5,13 @@
 #include <tutti/error.h>
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +25,9 @@ enum class Lane : uint32_t { greeting, data, results, head, message, notice };
 class Network {
  public:
   // A word to all of a group: it has failed, somebody leaves it, or is about to give up on another.
+  // A probe is of no group; the network of its receiver replies.
   struct Notice {
-    enum class Kind : uint32_t { failure, farewell, waiting };
+    enum class Kind : uint32_t { failure, farewell, waiting, probe, reply };
     uint32_t group = 0;
     Kind kind = Kind::failure;
     ErrorCode code = ErrorCode::internal;
@@ -39,7 +42,8 @@ class Network {
     ~Listener() = default;
   };
 
-  Network(std::unique_ptr<Transport> transport, int rank, int size);
+  // `remote`: the ranks on other hosts.
+  Network(std::unique_ptr<Transport> transport, int rank, int size, std::vector<int> remote);
   ~Network();
   Network(const Network&) = delete;
 
@@ -58,6 +62,10 @@ class Network {
   void tell(int rank, const Notice& notice);
   // Hands out what has come.
   void listen();
+  // Asks the ranks on other hosts for a reply, at most every 100 ms.
+  void probe();
+  // Whether any of them was heard within the last second. True before the first probe.
+  bool hears_other_hosts() const;
   // Whether an operation failed since somebody did not answer: who waits for all may wait in vain.
   bool misses_somebody() const { return misses_somebody_.load(); }
   // Hears nothing from now on.
@@ -65,12 +73,15 @@ class Network {
 
  private:
   struct Letter;
+  using Clock = std::chrono::steady_clock;
   void post_ear(size_t rank);
   void note(const Notice& notice);
+  void send(int rank, const Notice& notice);
 
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
-  std::mutex mutex_;
+  const std::vector<int> remote_;
+  mutable std::mutex mutex_;
   std::atomic<bool> misses_somebody_{false};
   uint64_t ids_ = 0;
   std::map<uint32_t, Listener*> listeners_;
@@ -80,6 +91,8 @@ class Network {
   };
   std::vector<Ear> ears_;  // by rank
   std::list<std::pair<Transport::Message*, std::unique_ptr<Letter>>> outgoing_;
+  std::optional<Clock::time_point> probing_since_, probed_;  // while it is asked to; and last
+  Clock::time_point heard_{};                                // a rank on another host
   // Notices of groups that are not known here, or not yet.
   std::deque<std::pair<int, Notice>> early_;
 };

@@ -53,7 +53,7 @@ size_t role_of(Collective kind) {
 std::string overdue(Waiting& waiting, const Description& what, uint64_t number,
                     const std::function<std::string()>& missing) {
   const Patience& patience = waiting.patience;
-  const nanoseconds waited = Clock::now() - *waiting.started;
+  const nanoseconds waited = waiting.waited->elapsed();
   const bool over = patience.timeout.count() && waited - patience.slack >= patience.timeout;
   const bool warn = patience.warn_after.count() && waited >= patience.warn_after && !waiting.warned;
   if (!over && !warn) return {};
@@ -178,7 +178,7 @@ void Window::await(Wait& wait) {
     if (over()) return;
   }
   if (crowded_ && yield_until(over)) return;
-  if (!wait.waiting.started) wait.waiting.started = Clock::now();
+  if (!wait.waiting.waited) wait.waiting.waited.emplace();
   struct Awaiting {
     std::atomic<uint32_t>& peer;
     ~Awaiting() { peer.store(0); }

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/running_time.h"
 #include "cluster/coordination.h"
 #include "group/operation.h"
 
@@ -35,6 +36,9 @@ class Members {
   // Why the whole job cannot go on; asked when `alarm` is set, or null.
   virtual std::optional<cluster::Failure> failure() const = 0;
   virtual const std::atomic<bool>* alarm() const = 0;
+  // Why this process suspects its own network instead of the ranks it does not hear, as what
+  // follows its name; empty if it does not.
+  virtual std::string isolation() const { return {}; }
   // A rank that is stopped may write to this process's memory whenever it goes on: what it can
   // reach must not be used for anything else.
   virtual void abandon_memory() const = 0;
@@ -49,7 +53,7 @@ constexpr size_t kPacket = 64 << 10;  // what travels at once between two ranks
 // How far a call's patience is used up.
 struct Waiting {
   Patience patience;
-  std::optional<std::chrono::steady_clock::time_point> started = {};  // its first wait
+  std::optional<base::RunningTime> waited = {};  // since its first wait began
   bool warned = false;
   std::optional<std::chrono::steady_clock::time_point> lost =
       {};  // the connection to whom it waits for

@@ -246,7 +246,7 @@ void Wire::await(Transport::Message*& message, const Need& need) {
     if (crowded_ || i >= 10) sched_yield();
   }
   need.waiting.lost.reset();
-  if (!need.waiting.started) need.waiting.started = Clock::now();
+  if (!need.waiting.waited) need.waiting.waited.emplace();
   Window::Elsewhere elsewhere(window_, need.what.kind);
   for (Clock::time_point next{};;) {
     elsewhere.say();
@@ -301,9 +301,11 @@ void Wire::look_around(const Need& need) {
   if (need.flight) peers = need.flight->pending();
   if (peers.empty()) peers = {need.peer};
   if (const nanoseconds timeout = need.waiting.patience.timeout;
-      timeout.count() && now - *need.waiting.started > std::max(timeout / 2, timeout - kBefore) &&
+      timeout.count() &&
+      need.waiting.waited->elapsed() > std::max(timeout / 2, timeout - kBefore) &&
       (!need.waiting.told || now - *need.waiting.told > kAgain)) {
     need.waiting.told = now;
+    network_->probe();
     tell_all({.group = group_.id,
               .kind = Network::Notice::Kind::waiting,
               .culprit = peers.size() == 1 ? outer(peers.front()) : -1});
@@ -317,9 +319,13 @@ void Wire::look_around(const Need& need) {
     for (const int peer : peers) who.push_back(name_of(peer) + "; " + progress(peer));
     return fmt::format("{}", fmt::join(who, ", and for "));
   };
-  if (const std::string text = overdue(need.waiting, need.what, need.number, missing);
-      !text.empty())
-    fail(ErrorCode::deadline_exceeded, text);
+  const std::string text = overdue(need.waiting, need.what, need.number, missing);
+  if (text.empty()) return;
+  const std::string isolation = members_->isolation();
+  if (isolation.empty()) fail(ErrorCode::deadline_exceeded, text);
+  const std::string operation = described(need.what, need.number);
+  fail(ErrorCode::deadline_exceeded, fmt::format("{}: {} {}; it {}", operation, name_of(rank()),
+                                                 isolation, text.substr(operation.size() + 2)));
 }
 
 bool Wire::waits(int peer) const {

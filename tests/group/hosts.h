@@ -212,12 +212,13 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
         .rank = r,
         .addresses = addresses,
         .hosts = hosts,
-        .network =
-            std::make_shared<group::Network>(std::make_unique<PostedTransport>(office, r), r, n),
+        .network = std::make_shared<group::Network>(std::make_unique<PostedTransport>(office, r), r,
+                                                    n, std::vector<int>{}),
         .neighbourhood = std::move(neighbourhood),
         .crowded = true,
         .alarm = &alarm,
-        .failure = [] { return std::nullopt; }});
+        .failure = [] { return std::nullopt; },
+        .isolation = [] { return std::string(); }});
     plans.emplace_back(surroundings, ranks);
     introductions.push_back(plans.back().introduction());
   }

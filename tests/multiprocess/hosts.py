@@ -164,9 +164,22 @@ class Hosts:
 
     def lose(self, host, percent):
         """Of the packets that come in."""
+        self.drop_incoming(host, f"numgen random mod 100 < {percent}")
+
+    def drop_incoming(self, host, which):
         command("ip", "netns", "exec", self.names[host], "nft",
                 "add table netdev loss; add chain netdev loss in { type filter hook ingress device eth0 priority 0; }; "
-                f"add rule netdev loss in numgen random mod 100 < {percent} counter drop")
+                f"add rule netdev loss in {which} counter drop")
+
+    def deafen(self, host):
+        """What it sends arrives; nothing comes in."""
+        self.drop_incoming(host, "")
+
+    def mute(self, host):
+        """Nothing that it sends arrives."""
+        command("ip", "netns", "exec", self.names[host], "nft",
+                "add table inet mute; add chain inet mute out { type filter hook output priority 0; }; "
+                "add rule inet mute out oifname eth0 drop")
 
     def lost(self, host):
         rules = command("ip", "netns", "exec", self.names[host], "nft", "list", "table", "netdev", "loss")

@@ -102,13 +102,14 @@ def expect_same(bits, expected, what):
 # What goes wrong. Two hosts with two ranks each.
 
 
-def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), timeout=None):
+def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), timeout=None, host_of=layout(2, 2),
+           settings=None):
     """`inject(job)` breaks it; every survivor says so within so many seconds, in an error that `expect` checks."""
     seed = DICE.randrange(10**6)
-    with HostsJob(options, layout(2, 2)) as job:
+    with HostsJob(options, host_of) as job:
         # Making a group has a deadline of its own.
         words = mixture(job, seed, FOREVER, "stop" if timeout else "none")
-        started = job.start_workers(words, {"TUTTI_TIMEOUT": str(timeout)} if timeout else {})
+        started = job.start_workers(words, {"TUTTI_TIMEOUT": str(timeout), **(settings or {})} if timeout else {})
         job.wait_until_ready()
         job.pause(DICE.uniform(0.1, 0.4))
         try:
@@ -172,6 +173,29 @@ def hosts_that_are_parted_say_so(options):
 
     ways = [Hosts.cut, Hosts.shut] * REPEAT if LONG else [Hosts.cut]
     return f"after {max(part(way) for way in ways):.2f} s at most, the deadline being {TIMEOUT} s"
+
+
+def one_way_loss_is_blamed_on_the_host_that_has_it(options):
+    if not shutil.which("nft"):
+        return "not tried: the command nft is missing (nftables)"
+
+    # By the deadline of an operation, and by heartbeats.
+    limits = [(TIMEOUT, {}), (60, {"TUTTI_HEARTBEAT_TIMEOUT": str(TIMEOUT)})]
+
+    def lose(way, host, timeout, settings):
+        def expect(_, event):
+            expect_error(event, {"DeadlineExceededError", "UnavailableError"}, rf"^[^\n]*?\brank {host}\b")
+            accused = re.search(r"\brank (\d)", event.text)[1]
+            check(accused == str(host), f"accuses rank {accused}: {event}")
+
+        return broken(options, lambda job: way(job.hosts, host), expect, TIMEOUT + 3, frozenset(range(3)), timeout,
+                      layout(3, 1), settings)
+
+    ways = [(Hosts.deafen, 2), (Hosts.deafen, 0)]
+    if LONG:
+        ways += [(Hosts.mute, 2), (Hosts.mute, 0), (Hosts.deafen, 1)]
+    last = max(lose(way, host, *limit) for way, host in ways * REPEAT for limit in limits)
+    return f"after {last:.2f} s at most, the deadline being {TIMEOUT} s"
 
 
 # What only takes longer.
@@ -257,7 +281,8 @@ def no_more_travels_than_has_to(options):
 
 CASES = [the_mixture_is_exact, the_contract_holds, bits_are_the_same_in_all_layouts, no_more_travels_than_has_to,
          a_rank_that_is_killed_is_named,
-         a_rank_that_is_stopped_is_named, hosts_that_are_parted_say_so, a_cut_of_a_second_is_survived,
+         a_rank_that_is_stopped_is_named, hosts_that_are_parted_say_so,
+         one_way_loss_is_blamed_on_the_host_that_has_it, a_cut_of_a_second_is_survived,
          a_stall_is_survived, loss_is_survived]
 BRIEF = [the_contract_holds, bits_are_the_same_in_all_layouts]
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/running_time.h"
 #include "cluster/grpc/grpc_cluster.h"
 #include "cluster/grpc/wire.h"
 
@@ -120,6 +121,13 @@ class Connection final : public Coordination,
     return failure_;
   }
 
+  std::chrono::nanoseconds silence() const override {
+    std::lock_guard lock(mutex_);
+    if (silent_) return std::chrono::nanoseconds::max();
+    const std::chrono::nanoseconds silence = Clock::now() - last_heard_;
+    return silence > silent_after(job_) ? silence : 0ns;
+  }
+
   void on_failure(std::function<void(const Failure&)> heard) override {
     {
       std::lock_guard lock(mutex_);
@@ -154,8 +162,10 @@ class Connection final : public Coordination,
     send(std::move(message));
     // The service watches the deadline, since it knows who is missing.
     const auto answered = [&] { return replies_[id].has_value() || failure_; };
-    const bool in_time =
-        changed_.wait_until(lock, deadline_after(timeout) + job_.heartbeat_timeout, answered);
+    base::RunningTime waited;
+    while (!answered() && waited.elapsed() - job_.heartbeat_timeout < timeout)
+      changed_.wait_for(lock, base::RunningTime::kLook, answered);
+    const bool in_time = answered();
     std::optional<wire::Reply> reply = std::move(replies_.extract(id).mapped());
     if (!in_time)
       throw DeadlineExceededError(
@@ -202,11 +212,15 @@ class Connection final : public Coordination,
       }
       const auto now = Clock::now();
       if (now < next_heartbeat) continue;
+      // While this process was suspended it could not hear anything.
+      if (const auto late = now - next_heartbeat; late > heartbeat_interval(job_))
+        last_heard_ = std::min(now, last_heard_ + late);
       next_heartbeat = now + heartbeat_interval(job_);
       send({});
       if (now - last_heard_ < job_.heartbeat_timeout) continue;
       fail_without_service(
           fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
+      silent_ = true;
       context_.TryCancel();
     }
   }
@@ -260,6 +274,7 @@ class Connection final : public Coordination,
   bool open_ = true;       // writes may be started
   bool welcomed_ = false;  // the service has let us in
   bool closing_ = false;
+  bool silent_ = false;              // the service was given up for its silence
   std::optional<grpc::Status> end_;  // gRPC is done with us
   Clock::time_point last_heard_;
   uint64_t last_id_ = 0;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 namespace tutti::cluster {
 
@@ -18,12 +19,19 @@ bool same_secret(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
+std::string host_in(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
 std::string in_mib(size_t bytes) { return fmt::format("{:.4g} MiB", double(bytes) / (1 << 20)); }
 
 }  // namespace
 
-JobState::JobState(const Job& job, Outlet& outlet)
-    : job_(job), outlet_(outlet), members_(job.addresses.size()), next_heartbeat_(Clock::now()) {}
+JobState::JobState(const Job& job, const std::string& address, Outlet& outlet)
+    : job_(job),
+      host_(host_in(address)),
+      outlet_(outlet),
+      members_(job.addresses.size()),
+      next_heartbeat_(Clock::now()),
+      last_heard_(next_heartbeat_) {}
 
 void JobState::admit(const wire::Hello& hello, Time now) {
   // First, so that a stranger learns nothing else.
@@ -48,7 +56,8 @@ void JobState::admit(const wire::Hello& hello, Time now) {
     throw FailedPreconditionError(
         fmt::format("{} has joined before; a restarted worker cannot rejoin: restart the whole job",
                     name(rank)));
-  members_[rank] = {Presence::here, now};
+  hear(rank, now);
+  members_[rank].presence = Presence::here;
 }
 
 void JobState::welcome(int rank) {
@@ -62,7 +71,7 @@ void JobState::welcome(int rank) {
 void JobState::handle(int rank, const wire::ToService& message, Time now) {
   Member& member = members_[rank];
   if (member.presence != Presence::here) return;  // it was dropped, and did not know yet
-  member.last_heard = now;
+  hear(rank, now);
   const auto waiter = [&](int64_t timeout_ns) {
     const std::chrono::nanoseconds timeout(timeout_ns);
     return Waiter{rank, message.id(), timeout, deadline_after(timeout)};
@@ -201,7 +210,25 @@ void JobState::fail(const Failure& failure) {
   broadcast(message);
 }
 
+void JobState::hear(int rank, Time now) {
+  // All ranks fell silent together and one is back: the others may follow.
+  if (now - last_heard_ > silent_after(job_)) forgive(now, now - last_heard_);
+  members_[rank].last_heard = last_heard_ = now;
+}
+
+void JobState::forgive(Time now, std::chrono::nanoseconds time) {
+  for (Member& member : members_) member.last_heard = std::min(now, member.last_heard + time);
+  for (auto& [name, open] : open_)
+    for (Waiter& waiter : open.waiters) waiter.deadline += time;
+  for (WaitingGet& get : gets_) get.waiter.deadline += time;
+}
+
 void JobState::tick(Time now) {
+  // This process was suspended.
+  if (const auto late = now - next_heartbeat_; late > heartbeat_interval(job_)) {
+    forgive(now, late);
+    last_heard_ = std::min(now, last_heard_ + late);
+  }
   lose_the_silent(now);
   send_heartbeats(now);
   fail_what_is_overdue(now);
@@ -218,14 +245,33 @@ JobState::Time JobState::next_tick() const {
 void JobState::lose_the_silent(Time now) {
   for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
     Member& member = members_[rank];
-    if (member.presence != Presence::here || now - member.last_heard < job_.heartbeat_timeout)
+    if (member.presence != Presence::here || now - member.last_heard < job_.heartbeat_timeout ||
+        last_heard_ - member.last_heard < silent_after(job_))  // all fell silent together
       continue;
-    fail({rank, ErrorCode::unavailable,
-          fmt::format("{} is lost: the coordination service has not heard from it for {}",
-                      name(rank), in_seconds(job_.heartbeat_timeout))});
+    const std::string time = in_seconds(job_.heartbeat_timeout);
+    if (is_cut_off(now))
+      fail({job_.chief_serves ? 0 : -1, ErrorCode::unavailable,
+            fmt::format("{}the coordination service has not heard from any other host for {}: the "
+                        "network of its own host ({}) is cut off",
+                        job_.chief_serves ? name(0) + " is lost: " : "", time, host_)});
+    else
+      fail({rank, ErrorCode::unavailable,
+            fmt::format("{} is lost: the coordination service has not heard from it for {}",
+                        name(rank), time)});
     member.presence = Presence::lost;  // not before: it is told, too, should it still listen
     outlet_.drop(rank);
   }
+}
+
+bool JobState::is_cut_off(Time now) const {
+  std::set<std::string> silent;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const std::string host = host_in(job_.addresses[rank]);
+    if (members_[rank].presence != Presence::here || host == host_) continue;
+    if (now - members_[rank].last_heard < silent_after(job_)) return false;
+    silent.insert(host);
+  }
+  return silent.size() > 1;
 }
 
 void JobState::send_heartbeats(Time now) {
@@ -282,7 +328,7 @@ JobState::Time JobState::quiet_at() const {
   Time last = {};
   for (const Member& member : members_)
     if (member.presence == Presence::here) last = std::max(last, member.last_heard);
-  return last + 5 * heartbeat_interval(job_) / 2;  // one may be late
+  return last + silent_after(job_);
 }
 
 bool JobState::everybody_else_left(int rank) const {

@@ -25,7 +25,8 @@ class JobState {
     virtual void drop(int rank) = 0;  // end its stream: it is lost
   };
 
-  JobState(const Job& job, Outlet& outlet);
+  // `address` is the service's own.
+  JobState(const Job& job, const std::string& address, Outlet& outlet);
 
   // Takes a rank in, or throws the error that says why not. `welcome` must be called once the
   // outlet reaches it.
@@ -76,6 +77,11 @@ class JobState {
   void fail(const Failure& failure);  // the job
   void send_heartbeats(Time now);
   void lose_the_silent(Time now);
+  void hear(int rank, Time now);
+  // Something was suspended for `time`, the ranks or this process: it counts against no rank.
+  void forgive(Time now, std::chrono::nanoseconds time);
+  // Whether no rank on another host is heard, and there are two such hosts or more.
+  bool is_cut_off(Time now) const;
   void fail_what_is_overdue(Time now);
 
   void reply(const Waiter& waiter, wire::Reply reply);
@@ -87,6 +93,7 @@ class JobState {
   bool everybody_else_left(int rank) const;
 
   const Job job_;
+  const std::string host_;  // of the service
   Outlet& outlet_;
   std::vector<Member> members_;
   std::optional<Failure> failure_;
@@ -97,6 +104,7 @@ class JobState {
   size_t bytes_of_keys_ = 0;
   std::vector<WaitingGet> gets_;
   Time next_heartbeat_;
+  Time last_heard_;  // from any rank
 };
 
 }  // namespace tutti::cluster

@@ -51,7 +51,7 @@ class GrpcService final : public Service,
                           private JobState::Outlet {
  public:
   GrpcService(const Job& job, const std::string& address)
-      : state_(job, *this), sessions_(job.addresses.size()) {
+      : state_(job, address, *this), sessions_(job.addresses.size()) {
     listen(job, address);
     timekeeper_ = std::thread([this] { keep_time(); });
   }

@@ -57,6 +57,11 @@ inline std::chrono::nanoseconds heartbeat_interval(const Job& job) {
   return std::min(job.heartbeat_interval, job.heartbeat_timeout / 4);
 }
 
+// A peer that has not been heard for longer is silent: one heartbeat may be late.
+inline std::chrono::nanoseconds silent_after(const Job& job) {
+  return 5 * heartbeat_interval(job) / 2;
+}
+
 // gRPC takes one message at a time. Not thread-safe; a message stays put while it is being written.
 template <class Message>
 class Outbox {

@@ -52,6 +52,7 @@ class NetworkBackend::Everybody : public Members {
     return failure;
   }
   const std::atomic<bool>* alarm() const override { return surroundings_->alarm; }
+  std::string isolation() const override { return surroundings_->isolation(); }
   void abandon_memory() const override {}
   bool crowded() const override { return surroundings_->crowded; }
   bool separate_processes() const override { return true; }

@@ -21,6 +21,7 @@ struct Surroundings {
   bool crowded;  // are there more ranks than cores?
   const std::atomic<bool>* alarm;
   std::function<std::optional<cluster::Failure>()> failure;
+  std::function<std::string()> isolation;  // as that of Members
 };
 
 // What a rank tells the others of a new group.

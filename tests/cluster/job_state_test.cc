@@ -1,0 +1,139 @@
+// Which rank the coordination service gives up, and when; in made-up time.
+#include "cluster/grpc/job_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tutti::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using cluster::Job;
+using cluster::JobState;
+using ::testing::HasSubstr;
+
+// A service at the first rank's address, with heartbeats every second and a timeout of 10 s.
+class Service : private JobState::Outlet {
+ public:
+  explicit Service(std::vector<std::string> addresses, bool chief_serves = false)
+      : job_{.addresses = addresses, .version = "1", .chief_serves = chief_serves},
+        state_(job_, addresses[0], *this),
+        now_(cluster::Clock::now()) {
+    for (size_t rank = 0; rank < addresses.size(); ++rank) {
+      cluster::wire::Hello hello;
+      hello.set_version("1");
+      hello.set_rank(int(rank));
+      hello.set_ranks(int(addresses.size()));
+      state_.admit(hello, now_);
+    }
+  }
+
+  // Time passes, second by second, in which these ranks are heard.
+  void run(int seconds, const std::vector<int>& heard) {
+    for (int i = 0; i < seconds && failure_.empty(); ++i) {
+      now_ += 1s;
+      for (const int rank : heard) state_.handle(rank, {}, now_);
+      state_.tick(now_);
+    }
+  }
+  // Time passes in which the service itself is suspended.
+  void suspend(std::chrono::seconds time) {
+    now_ += time;
+    state_.tick(now_);
+  }
+  void exchange(int rank, std::chrono::nanoseconds timeout) {
+    cluster::wire::ToService message;
+    message.mutable_exchange()->set_name("a");
+    message.mutable_exchange()->set_timeout_ns(timeout.count());
+    state_.handle(rank, message, now_);
+  }
+
+  const std::string& failure() const { return failure_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  void send(int, cluster::wire::FromService message) override {
+    if (message.has_failure()) failure_ = message.failure().text();
+    if (message.has_reply()) error_ = message.reply().error().text();
+  }
+  void drop(int) override {}
+
+  const Job job_;
+  JobState state_;
+  JobState::Time now_;
+  std::string failure_, error_;
+};
+
+const std::vector<std::string> kOneHost{"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"};
+const std::vector<std::string> kHosts{"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
+
+TEST(JobState, GivesUpARankThatTheOthersOutlast) {
+  Service service(kOneHost);
+  service.run(9, {0, 2});
+  EXPECT_EQ(service.failure(), "");
+  service.run(2, {0, 2});
+  EXPECT_THAT(service.failure(), HasSubstr("rank 1 (127.0.0.1:2) is lost"));
+}
+
+TEST(JobState, AccusesNoRankWhileAllAreSilent) {
+  Service service(kOneHost);
+  service.run(5, {0, 1, 2});
+  service.run(60, {});
+  EXPECT_EQ(service.failure(), "");
+  service.run(30, {0, 1, 2});
+  EXPECT_EQ(service.failure(), "");
+}
+
+TEST(JobState, GivesTheOthersANewPeriodOnceARankIsBack) {
+  Service service(kOneHost);
+  service.run(60, {});
+  service.run(8, {2});
+  EXPECT_EQ(service.failure(), "");
+  service.run(30, {0, 1, 2});
+  EXPECT_EQ(service.failure(), "");
+}
+
+TEST(JobState, NamesARankThatDoesNotComeBackWithTheOthers) {
+  Service service(kOneHost);
+  service.run(60, {});
+  service.run(11, {0, 2});
+  EXPECT_THAT(service.failure(), HasSubstr("rank 1 (127.0.0.1:2) is lost"));
+}
+
+TEST(JobState, GivesANewPeriodAfterItsOwnSuspension) {
+  Service service(kOneHost);
+  service.run(5, {0, 1, 2});
+  service.suspend(60s);
+  EXPECT_EQ(service.failure(), "");
+  service.run(8, {0, 2});
+  EXPECT_EQ(service.failure(), "");
+  service.run(3, {0, 2});
+  EXPECT_THAT(service.failure(), HasSubstr("rank 1 (127.0.0.1:2) is lost"));
+}
+
+TEST(JobState, DoesNotCountASuspensionAgainstAnExchange) {
+  Service service(kOneHost);
+  service.exchange(0, 5s);
+  service.suspend(60s);
+  service.run(2, {0, 1, 2});
+  EXPECT_EQ(service.error(), "");
+  service.run(4, {0, 1, 2});
+  EXPECT_THAT(service.error(), HasSubstr("waited 5 s at \"a\" for rank 1"));
+}
+
+TEST(JobState, SuspectsItsOwnHostIfItHearsNoOther) {
+  Service service(kHosts, true);
+  service.run(11, {0});
+  EXPECT_EQ(service.failure(),
+            "rank 0 (10.0.0.1:1) is lost: the coordination service has not heard from any other "
+            "host for 10 s: the network of its own host (10.0.0.1) is cut off");
+}
+
+TEST(JobState, AccusesTheOneHostThatItDoesNotHear) {
+  Service service(kHosts, true);
+  service.run(11, {0, 1});
+  EXPECT_THAT(service.failure(), HasSubstr("rank 2 (10.0.0.3:1) is lost"));
+}
+
+}  // namespace
+}  // namespace tutti::testing
