@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "base/file.h"
 #include "base/settings.h"
 
 namespace tutti::base {
@@ -52,6 +53,7 @@ void log(LogLevel level, std::string_view text) {
     sink = state().sink;
   }
   if (sink) return sink(level, text);
+  const NoFileSizeSignal quiet;  // stderr may be a file
   logger().log(spdlog_level(level), fmt::string_view(text.data(), text.size()));
 }
 
