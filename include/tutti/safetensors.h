@@ -17,13 +17,14 @@ struct TensorFile {
   std::map<std::string, std::string> metadata = {};
 };
 
-// Writes `path` as a whole or not at all: to a temporary name beside it, synchronised to the disk,
-// then renamed. With a checksum in the metadata. UnavailableError, naming the file, where the
-// system refuses; InvalidArgumentError for names that the format cannot hold.
+// Writes `path` as a whole or not at all: to a temporary file beside it (path.tmp.*), synchronised
+// to the disk, then renamed. Temporary files of writers that were killed are removed first. The
+// metadata gets a checksum; its keys that begin with "tutti." are taken. UnavailableError, naming
+// the file, if the system refuses; InvalidArgumentError for names that the format cannot hold.
 void write_safetensors(const std::string& path, const TensorFile& file);
 
-// NotFoundError where there is no such file; DataLossError, saying what is wrong, where it is
-// damaged or something else.
+// NotFoundError if there is no such file; DataLossError, saying what is wrong, if it is damaged or
+// something else. Files of other tools need no checksum; those of Tutti do.
 TensorFile read_safetensors(const std::string& path);
 
 // The same for a file in memory. What is parsed is copied, and nothing in it is trusted; `name` is

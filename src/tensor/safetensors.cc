@@ -10,13 +10,14 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "base/checksum.h"
+#include "base/file.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti {
@@ -26,7 +27,14 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxHeader = 100 << 20;  // what other readers accept
+constexpr size_t kMaxDepth = 16;          // of lists and objects in it; the format itself has 3
+constexpr size_t kMaxRank = 64;
+constexpr const char* kMetadata = "__metadata__";
+// Metadata whose key begins with kOurs is of this library, and a file that has any has a checksum.
+// Each file has kFormat, so that a checksum is missed even if its own key is damaged.
+constexpr std::string_view kOurs = "tutti.";
 constexpr const char* kChecksum = "tutti.checksum";
+constexpr const char* kFormat = "tutti.format";
 // By DType.
 constexpr std::array<const char*, 13> kNames{"BOOL", "I8",  "I16", "I32",  "I64", "U8", "U16",
                                              "U32",  "U64", "F16", "BF16", "F32", "F64"};
@@ -35,7 +43,7 @@ constexpr std::array<const char*, 13> kNames{"BOOL", "I8",  "I16", "I32",  "I64"
   throw DataLossError(fmt::format("{} is not a valid safetensors file: {}", name, why));
 }
 
-[[noreturn]] void refused(const std::string& path, const char* what) {
+[[noreturn]] void unreadable(const std::string& path, const char* what) {
   throw UnavailableError(fmt::format("cannot {} {}: {}", what, path, std::strerror(errno)));
 }
 
@@ -57,26 +65,6 @@ std::string checksum_of(std::string header, std::span<const std::byte> data) {
                      base::checksum(data, base::checksum(std::as_bytes(std::span(header)))));
 }
 
-// A file descriptor that closes itself, and a temporary file that goes away unless it is kept.
-struct Output {
-  std::string path;
-  int fd = -1;
-  bool keep = false;
-  ~Output() {
-    if (fd >= 0) close(fd);
-    if (!keep) unlink(path.c_str());
-  }
-  void write(const void* data, size_t bytes) {
-    for (const char* at = static_cast<const char*>(data); bytes > 0;) {
-      const ssize_t done = ::write(fd, at, bytes);
-      if (done < 0 && errno == EINTR) continue;
-      if (done < 0) refused(path, "write");
-      at += done;
-      bytes -= size_t(done);
-    }
-  }
-};
-
 bool is_utf8(const std::string& text) {
   try {
     (void)json(text).dump();
@@ -92,43 +80,129 @@ struct Entry {
   size_t begin, end;
 };
 
-Entry parse_entry(const std::string& file, const std::string& name, const json& value,
-                  size_t data_size) {
-  const auto fail = [&](const std::string& why) {
-    damaged(file, fmt::format("tensor \"{}\": {}", name, why));
-  };
-  if (!value.is_object()) fail("its entry is not an object");
-  for (const char* key : {"dtype", "shape", "data_offsets"})
-    if (!value.contains(key)) fail(fmt::format("it has no {}", key));
-  const json &dtype = value["dtype"], &shape = value["shape"], &offsets = value["data_offsets"];
-  const auto whole = [](const json& j) {
-    return j.is_number_unsigned() && j.get<uint64_t>() <= uint64_t(INT64_MAX);
-  };
-  const auto known = dtype.is_string()
-                         ? std::ranges::find(kNames, dtype.get_ref<const std::string&>())
-                         : kNames.end();
-  if (known == kNames.end()) fail("its dtype is unknown");
-  if (!shape.is_array() || shape.size() > 64 || !std::ranges::all_of(shape, whole))
-    fail("its shape is not a list of extents");
-  if (!offsets.is_array() || offsets.size() != 2 || !whole(offsets[0]) || !whole(offsets[1]))
-    fail("its data_offsets are not two numbers");
-  Entry entry{.dtype = DType(known - kNames.begin()),
-              .shape = {},
-              .begin = offsets[0].get<size_t>(),
-              .end = offsets[1].get<size_t>()};
-  try {
-    entry.shape = Shape(shape.get<std::vector<int64_t>>());
-  } catch (const InvalidArgumentError& e) {
-    fail(e.what());
+// Takes the header in as it is parsed, and refuses at once what the format has no place for. A name
+// that is there twice is refused because readers disagree on which of the two counts.
+class Header : public nlohmann::json_sax<json> {
+ public:
+  Header(const std::string& file, size_t data_size) : file_(file), data_size_(data_size) {}
+
+  std::vector<std::pair<std::string, Entry>> entries;
+  std::map<std::string, std::string> metadata;
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(int64_t) override { return value(); }
+  bool number_unsigned(uint64_t number) override {
+    return number <= uint64_t(INT64_MAX) ? value(nullptr, int64_t(number)) : value();
   }
-  if (entry.begin > entry.end || entry.end > data_size) fail("its data lies outside the file");
-  size_t bytes;
-  if (__builtin_mul_overflow(size_t(entry.shape.num_elements()), size_of(entry.dtype), &bytes) ||
-      bytes != entry.end - entry.begin)
-    fail(fmt::format("its data has {} bytes, which is not what {}{} takes", entry.end - entry.begin,
-                     tutti::name(entry.dtype), entry.shape.to_string()));
-  return entry;
-}
+  bool number_float(double, const std::string&) override { return value(); }
+  bool string(std::string& text) override { return value(&text); }
+  bool binary(json::binary_t&) override { return value(); }
+  bool start_object(size_t) override { return open(/*object=*/true); }
+  bool end_object() override { return close(); }
+  bool start_array(size_t) override { return open(/*object=*/false); }
+  bool end_array() override { return close(); }
+  bool key(std::string& key) override {
+    if (!keys_[depth_].insert(key).second)
+      damaged(file_, depth_ == 1 ? fmt::format("\"{}\" is there twice", key)
+                                 : fmt::format("\"{}\": \"{}\" is there twice", name_, key));
+    if (depth_ <= 2) (depth_ == 1 ? name_ : field_) = std::move(key);
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const json::exception&) override {
+    damaged(file_, "its header is not a JSON object");
+  }
+
+ private:
+  using List = std::optional<std::vector<int64_t>>;  // none: it is no list of whole numbers
+
+  [[noreturn]] void fail(const std::string& why) const {
+    damaged(file_, fmt::format("tensor \"{}\": {}", name_, why));
+  }
+
+  // What may stand here at all.
+  void check_place(bool object, const std::string* text) const {
+    if (depth_ == 0 && !object) damaged(file_, "its header is not a JSON object");
+    if (depth_ == 1 && !object && name_ == kMetadata)
+      damaged(file_, "its metadata is not an object");
+    if (depth_ == 1 && !object) fail("its entry is not an object");
+    if (depth_ == 2 && !text && name_ == kMetadata)
+      damaged(file_, "its metadata holds something else than strings");
+  }
+
+  bool value(const std::string* text = nullptr, std::optional<int64_t> number = {}) {
+    check_place(false, text);
+    if (depth_ == 2 && name_ == kMetadata) metadata[field_] = *text;
+    if (depth_ == 2 && field_ == "dtype" && text) dtype_ = *text;
+    if (depth_ == 3) add_to_list(number);
+    return true;
+  }
+
+  bool open(bool object) {
+    check_place(object, nullptr);
+    if (depth_ == 1) {
+      dtype_.clear();
+      shape_.reset();
+      offsets_.reset();
+    }
+    if (depth_ == 2 && !object && (field_ == "shape" || field_ == "data_offsets")) {
+      list_ = field_ == "shape" ? &shape_ : &offsets_;
+      list_->emplace();
+    }
+    if (depth_ == 3) add_to_list({});
+    if (++depth_ > kMaxDepth)
+      damaged(file_, fmt::format("its header is nested deeper than {} levels", kMaxDepth));
+    keys_[depth_].clear();
+    return true;
+  }
+
+  bool close() {
+    if (--depth_ == 2) list_ = nullptr;
+    if (depth_ == 1 && name_ != kMetadata) entries.emplace_back(name_, entry());
+    return true;
+  }
+
+  void add_to_list(std::optional<int64_t> number) {
+    if (!list_) return;
+    if (number && (*list_)->size() < kMaxRank) return (*list_)->push_back(*number);
+    list_->reset();
+    list_ = nullptr;
+  }
+
+  Entry entry() const {
+    for (const char* key : {"dtype", "shape", "data_offsets"})
+      if (!keys_[2].contains(key)) fail(fmt::format("it has no {}", key));
+    const auto known = std::ranges::find(kNames, dtype_);
+    if (known == kNames.end()) fail("its dtype is unknown");
+    if (!shape_) fail("its shape is not a list of extents");
+    if (!offsets_ || offsets_->size() != 2) fail("its data_offsets are not two numbers");
+    Entry entry{.dtype = DType(known - kNames.begin()),
+                .shape = {},
+                .begin = size_t((*offsets_)[0]),
+                .end = size_t((*offsets_)[1])};
+    try {
+      entry.shape = Shape(*shape_);
+    } catch (const InvalidArgumentError& e) {
+      fail(e.what());
+    }
+    if (entry.begin > entry.end || entry.end > data_size_) fail("its data lies outside the file");
+    size_t bytes;
+    if (__builtin_mul_overflow(size_t(entry.shape.num_elements()), size_of(entry.dtype), &bytes) ||
+        bytes != entry.end - entry.begin)
+      fail(fmt::format("its data has {} bytes, which is not what {}{} takes",
+                       entry.end - entry.begin, tutti::name(entry.dtype), entry.shape.to_string()));
+    return entry;
+  }
+
+  const std::string& file_;
+  const size_t data_size_;
+  size_t depth_ = 0;
+  std::string name_, field_;  // the keys of the first and second level that values belong to
+  std::array<std::set<std::string>, kMaxDepth + 1> keys_;  // of the open object at each level
+  std::string dtype_;
+  List shape_, offsets_;
+  List* list_ = nullptr;  // the one that is being read
+};
 
 }  // namespace
 
@@ -141,21 +215,9 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
   const auto* const text = reinterpret_cast<const char*>(bytes.data()) + sizeof header_size;
   const std::span<const std::byte> data = bytes.subspan(sizeof header_size + header_size);
 
-  const json header = json::parse(text, text + header_size, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) damaged(name, "its header is not a JSON object");
-  TensorFile file;
-  std::vector<std::pair<std::string, Entry>> entries;
-  for (const auto& [key, value] : header.items()) {
-    if (key != "__metadata__") {
-      entries.emplace_back(key, parse_entry(name, key, value, data.size()));
-      continue;
-    }
-    if (!value.is_object()) damaged(name, "its metadata is not an object");
-    for (const auto& [k, v] : value.items()) {
-      if (!v.is_string()) damaged(name, "its metadata holds something else than strings");
-      file.metadata[k] = v.get<std::string>();
-    }
-  }
+  Header header(name, data.size());
+  json::sax_parse(text, text + header_size, &header);
+  auto& entries = header.entries;
   // The tensors fill the data, without gaps and without overlaps.
   std::ranges::sort(entries, {},
                     [](const auto& e) { return std::pair(e.second.begin, e.second.end); });
@@ -167,11 +229,16 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
   }
   if (at != data.size())
     damaged(name, fmt::format("{} bytes follow its last tensor", data.size() - at));
+  TensorFile file{.tensors = {}, .metadata = std::move(header.metadata)};
   if (const auto found = file.metadata.find(kChecksum); found != file.metadata.end()) {
     if (found->second != checksum_of(std::string(text, header_size), data))
       damaged(name, "it does not match its checksum");
     file.metadata.erase(found);
+  } else if (const auto ours = file.metadata.lower_bound(std::string(kOurs));
+             ours != file.metadata.end() && ours->first.starts_with(kOurs)) {
+    damaged(name, fmt::format("it has \"{}\" and no checksum", ours->first));
   }
+  file.metadata.erase(kFormat);
   for (const auto& [key, entry] : entries) {
     const auto is_bool = [](std::byte b) { return b <= std::byte{1}; };
     if (entry.dtype == DType::boolean &&
@@ -190,18 +257,21 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
 }
 
 TensorFile read_safetensors(const std::string& path) {
-  Output input{.path = path, .fd = open(path.c_str(), O_RDONLY | O_CLOEXEC), .keep = true};
-  if (input.fd < 0 && errno == ENOENT)
-    throw NotFoundError(fmt::format("there is no file {}", path));
-  if (input.fd < 0) refused(path, "open");
+  const struct Input {
+    int fd;
+    ~Input() { close(fd); }
+  } input{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  const int fd = input.fd;
+  if (fd < 0 && errno == ENOENT) throw NotFoundError(fmt::format("there is no file {}", path));
+  if (fd < 0) unreadable(path, "open");
   struct stat info {};
-  if (fstat(input.fd, &info) != 0) refused(path, "read");
+  if (fstat(fd, &info) != 0) unreadable(path, "read");
   if (!S_ISREG(info.st_mode)) damaged(path, "it is not a regular file");
   std::vector<std::byte> bytes(size_t(info.st_size));
   for (size_t at = 0; at < bytes.size();) {
-    const ssize_t got = read(input.fd, bytes.data() + at, bytes.size() - at);
+    const ssize_t got = read(fd, bytes.data() + at, bytes.size() - at);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) refused(path, "read");
+    if (got < 0) unreadable(path, "read");
     if (got == 0) damaged(path, "it became shorter while it was read");
     at += size_t(got);
   }
@@ -210,7 +280,7 @@ TensorFile read_safetensors(const std::string& path) {
 
 std::string serialize_safetensors(const TensorFile& file) {
   const auto check = [](const std::string& text) {
-    if (text == "__metadata__" || !is_utf8(text))
+    if (text == kMetadata || !is_utf8(text))
       throw InvalidArgumentError(fmt::format(
           "safetensors: \"{}\" cannot be written; names are UTF-8, and \"__metadata__\" is taken",
           text));
@@ -233,8 +303,9 @@ std::string serialize_safetensors(const TensorFile& file) {
     check(value);
     metadata[key] = value;
   }
+  metadata[kFormat] = "1";
   metadata[kChecksum] = std::string(kDigits, '0');
-  header["__metadata__"] = std::move(metadata);
+  header[kMetadata] = std::move(metadata);
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');  // aligns the data
 
@@ -253,24 +324,9 @@ std::string serialize_safetensors(const TensorFile& file) {
 
 void write_safetensors(const std::string& path, const TensorFile& file) {
   const std::string bytes = serialize_safetensors(file);
-  static std::atomic<int> counter = 0;  // two threads may write one file
-  Output output{.path = fmt::format("{}.tmp.{}.{}", path, getpid(), ++counter)};
-  output.fd = open(output.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (output.fd < 0) {
-    output.keep = true;  // nothing of ours is there to remove
-    refused(output.path, "create");
-  }
-  output.write(bytes.data(), bytes.size());
-  if (fsync(output.fd) != 0) refused(output.path, "write");
-  if (rename(output.path.c_str(), path.c_str()) != 0) refused(path, "write");
-  output.keep = true;
-  // The name lasts, too, where the machine goes down now.
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd >= 0) {
-    fsync(fd);
-    close(fd);
-  }
+  base::NewFile output(path);
+  output.write(bytes);
+  output.commit();
 }
 
 }  // namespace tutti

@@ -1,7 +1,6 @@
 // Variables in files: what comes back, what the files look like, and what becomes of damaged ones.
 #include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +13,6 @@
 namespace tutti {
 namespace {
 
-using ::testing::AnyOf;
 using testing::cpu;
 using testing::cpus;
 using ::testing::ElementsAre;
@@ -161,6 +159,17 @@ TEST_F(Checkpoint, LeavesNothingElseBehind) {
   EXPECT_THAT(files(), ElementsAre("model.safetensors"));
 }
 
+// A container's process has the same id at every start.
+TEST_F(Checkpoint, IsWrittenBesideWhatAKilledProcessOfTheSameIdLeft) {
+  for (int i = 1; i < 200; ++i)
+    write_bytes(path("model.safetensors.tmp." + std::to_string(getpid()) + "." + std::to_string(i)),
+                "half");
+  const Variable v = make("v", number(1));
+  save_variables(path(), {v});
+  load_variables(path(), {v});
+  EXPECT_THAT(files(), ElementsAre("model.safetensors"));
+}
+
 TEST_F(Checkpoint, NamesTheFileThatCannotBeWritten) {
   const Variable v = make("v", number(1));
   EXPECT_ERROR(UnavailableError, path("none/model"), save_variables(path("none/model"), {v}));
@@ -179,14 +188,13 @@ TEST_F(Checkpoint, KeepsTheOldFileWhereTheNewOneDoesNotFit) {
   v.assign(number(2));
   rlimit old{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit small{20, old.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   const std::string text =
       testing::error_of<UnavailableError>([&] { save_variables(path(), {v}); });
   setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, handler);
   EXPECT_THAT(text, HasSubstr(path()));
+  EXPECT_THAT(text, HasSubstr("ulimit -f"));
   EXPECT_EQ(bytes_of(path()), before);
   EXPECT_THAT(files(), ElementsAre("model.safetensors"));
 }
@@ -259,42 +267,22 @@ TEST_F(Checkpoint, CutOffAnywhereIsDamaged) {
   EXPECT_EQ(v.read_value().to_vector<float>(), Floats({8, 9}));
 }
 
-// Whatever bit is wrong, a variable gets the right value or none.
-TEST_F(Checkpoint, WithAWrongBitNeverLoadsAWrongValue) {
+TEST_F(Checkpoint, WithAnyWrongBitIsDamaged) {
   const Variable a = make("a", Tensor::of<float>({1, 2})), b = make("b", Tensor::of<float>({3, 4}));
   save_variables(path(), {a, b});
   const std::string bytes = bytes_of(path());
-  const size_t data = bytes.size() - 4 * sizeof(float);
-  const std::vector<Floats> right{{1, 2}, {3, 4}}, before{{8, 8}, {9, 9}};
-  size_t unnoticed = 0;
+  a.assign(Tensor::of<float>({8, 8}));
+  b.assign(Tensor::of<float>({9, 9}));
   for (size_t i = 0; i < bytes.size(); ++i)
     for (int bit = 0; bit < 8; ++bit) {
       std::string wrong = bytes;
       wrong[i] = char(wrong[i] ^ (1 << bit));
       write_bytes(path("wrong"), wrong);
-      a.assign(Tensor::of<float>({8, 8}));
-      b.assign(Tensor::of<float>({9, 9}));
-      std::optional<ErrorCode> code;
-      try {
-        load_variables(path("wrong"), {a, b});
-        ++unnoticed;
-      } catch (const Error& e) {
-        code = e.code();
-        EXPECT_THAT(e.what(), HasSubstr(path("wrong")));
-      }
-      SCOPED_TRACE(::testing::Message() << "byte " << i << " bit " << bit);
-      const std::vector<Floats> now{a.read_value().to_vector<float>(),
-                                    b.read_value().to_vector<float>()};
-      ASSERT_EQ(now, code ? before : right);
-      if (i >= data) {
-        ASSERT_EQ(code, ErrorCode::data_loss);
-      }
-      ASSERT_THAT(code, AnyOf(std::nullopt, ErrorCode::data_loss, ErrorCode::not_found,
-                              ErrorCode::invalid_argument));
+      EXPECT_ERROR(DataLossError, path("wrong"), load_variables(path("wrong"), {a, b}))
+          << "byte " << i << " bit " << bit;
     }
-  // Only the name of the checksum can go wrong unseen: without it the file is like one of another
-  // tool.
-  EXPECT_LE(unnoticed, std::strlen("tutti.checksum") * 8);
+  EXPECT_EQ(a.read_value().to_vector<float>(), Floats({8, 8}));
+  EXPECT_EQ(b.read_value().to_vector<float>(), Floats({9, 9}));
 }
 
 TEST_F(Checkpoint, WithWrongMetadataIsDamaged) {
@@ -319,6 +307,28 @@ TEST_F(Checkpoint, OfAnotherToolLoadsWithoutAChecksum) {
           R"({"__metadata__":{"format":"pt"},"v":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
           data));
   EXPECT_EQ(load_variables(path(), {v}), (Metadata{{"format", "pt"}}));
+  write_bytes(
+      path(),
+      foreign(
+          R"({"v":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":{"a":[1,{"b":[]}],"b":0}}})",
+          data));
+  EXPECT_EQ(load_variables(path(), {v}), Metadata());
+}
+
+// 60 MiB of brackets, which a parser that builds a tree would take gigabytes for.
+TEST_F(Checkpoint, WithADeepHeaderIsRefusedWithoutBuildingIt) {
+  const Variable v = make("v", number(1));
+  const auto peak = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss >> 10;
+  };
+  for (const char* start : {"", R"({"v":{"shape":)", R"({"v":{"more":)"}) {
+    write_bytes(path(), foreign(start + std::string(60 << 20, '['), ""));
+    const auto before = peak();
+    EXPECT_ERROR(DataLossError, path(), load_variables(path(), {v}));
+    EXPECT_LT(peak() - before, 128) << start;
+  }
 }
 
 TEST_F(Checkpoint, OfAnotherKindIsDamaged) {
@@ -339,6 +349,22 @@ TEST_F(Checkpoint, OfAnotherKindIsDamaged) {
           Case{foreign(R"({"v":3})", ""), "not an object"},
           Case{foreign(R"({"__metadata__":{"a":1}})", ""), "metadata"},
           Case{foreign(R"({"__metadata__":[]})", ""), "metadata"},
+          Case{foreign(R"({"__metadata__":{"a":{}}})", ""), "metadata"},
+          Case{foreign(R"({"__metadata__":{"tutti.format":"1"}})", ""), "no checksum"},
+          Case{foreign(R"({"__metadata__":{"a":"1","a":"1"}})", ""), "\"a\" is there twice"},
+          Case{foreign(R"({"__metadata__":{},"__metadata__":{}})", ""), "twice"},
+          Case{
+              foreign(
+                  R"({"v":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"v":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})",
+                  "1234"),
+              "\"v\" is there twice"},
+          Case{entry(R"("dtype":"F32","shape":[],"shape":[],"data_offsets":[0,4])"),
+               "\"shape\" is there twice"},
+          Case{entry(R"("dtype":"F32","shape":[],"data_offsets":[0,4],"more":{"a":1,"a":2})"),
+               "twice"},
+          Case{entry(R"("dtype":"F32","shape":[[]],"data_offsets":[0,4])"), "shape"},
+          Case{entry(R"("dtype":"F32","shape":{"a":1},"data_offsets":[0,4])"), "shape"},
+          Case{entry(R"("dtype":"F32","shape":[],"data_offsets":[0,4,4])"), "data_offsets"},
           Case{entry(R"("dtype":"F32","shape":[])"), "data_offsets"},
           Case{entry(R"("dtype":"F8","shape":[],"data_offsets":[0,4])"), "dtype"},
           Case{entry(R"("dtype":32,"shape":[],"data_offsets":[0,4])"), "dtype"},
