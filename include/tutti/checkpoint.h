@@ -49,20 +49,25 @@ class Checkpoint {
              std::vector<InputIterator*> inputs = {}, int keep = 2);
 
   // Writes folder/step-N.safetensors, whole or not at all: the variables, where the inputs stand,
-  // and `metadata`. InvalidArgumentError for a negative step.
+  // and `metadata`. Before that it removes what a killed save left, and renames the damaged files
+  // that restore has met to step-N.safetensors.damaged.K: those are never deleted.
+  // InvalidArgumentError for a negative step; UnavailableError, naming the file or the folder, if
+  // the system refuses.
   void save(int64_t step, const std::map<std::string, std::string>& metadata = {});
 
-  // Goes back to the newest file that is whole, and returns its step; none where there is no file.
-  // Damaged ones are passed over with a warning. Also into another number of workers, except for
-  // inputs whose workers have data of their own: those are an InvalidArgumentError. After an error
-  // all variables and inputs are as they were.
+  // Goes back to the newest file that is whole, and returns its step; none if the folder holds no
+  // checkpoint or is not there. Damaged files, and those without a checksum, are passed over with a
+  // warning; DataLossError that names them if there is no other. UnavailableError if the folder
+  // cannot be listed. Also into another number of workers, except for inputs whose workers have
+  // data of their own: those are an InvalidArgumentError. After an error all variables and inputs
+  // are as they were.
   std::optional<int64_t> restore();
   // Of the file that restore found.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   std::string path_of(int64_t step) const;
-  void clear_away(int64_t step);
+  void put_aside(int64_t step) const;
   void restore_inputs(const detail::Workers* workers, const std::map<std::string, Tensor>& tensors);
   void check_inputs(const std::string& path, const std::map<std::string, Tensor>& tensors,
                     size_t workers) const;

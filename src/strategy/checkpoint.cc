@@ -1,13 +1,18 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <tutti/checkpoint.h>
 #include <tutti/error.h>
 #include <tutti/safetensors.h>
 #include <tutti/strategy.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "strategy/context.h"
 #include "strategy/workers.h"
@@ -20,6 +25,8 @@ namespace fs = std::filesystem;
 using detail::Workers;
 
 constexpr std::string_view kPrefix = "step-", kSuffix = ".safetensors";
+// Follows the name of a damaged file that a save has put aside, before a number.
+constexpr std::string_view kAside = ".damaged.";
 // What begins like this is ours: variables have other names.
 constexpr std::string_view kOurs = "tutti.";
 constexpr const char* kStep = "tutti.step";
@@ -97,19 +104,37 @@ std::map<std::string, std::string> shared(const Workers* workers,
 
 std::string name_of(int64_t step) { return fmt::format("{}{:012}{}", kPrefix, step, kSuffix); }
 
-// The steps that there are files of, the newest first.
-std::vector<int64_t> steps_in(const std::string& folder) {
-  std::vector<int64_t> steps;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folder, none)) {
-    const std::string name = entry.path().filename();
-    int64_t step = 0;
-    if (name.size() <= kPrefix.size() + kSuffix.size() || !name.starts_with(kPrefix)) continue;
+// The step that a file of this name is of.
+std::optional<int64_t> step_of(const std::string& name) {
+  int64_t step = -1;
+  if (name.starts_with(kPrefix))
     std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-    if (name == name_of(step)) steps.push_back(step);
+  return step >= 0 && name == name_of(step) ? std::optional(step) : std::nullopt;
+}
+
+struct Listing {
+  std::vector<int64_t> steps;      // that there are files of, the newest first
+  std::vector<std::string> aside;  // damaged files
+};
+
+// Nothing if there is no folder yet. UnavailableError if there is one that cannot be listed: what
+// it holds is not known.
+Listing list(const char* what, const std::string& folder) {
+  Listing all;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (const auto step = step_of(name)) all.steps.push_back(*step);
+    const size_t aside = name.rfind(kAside);
+    if (aside != name.npos && step_of(name.substr(0, aside))) all.aside.push_back(name);
   }
-  std::ranges::sort(steps, std::greater());
-  return steps;
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw UnavailableError(
+        fmt::format("{}: cannot list {}: {}; the chief must be able to read this folder", what,
+                    folder, error.message()));
+  std::ranges::sort(all.steps, std::greater());
+  std::ranges::sort(all.aside);
+  return all;
 }
 
 std::string input_name(size_t input) { return fmt::format("tutti.input.{}", input); }
@@ -193,8 +218,17 @@ void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& me
     if (error)
       throw UnavailableError(
           fmt::format("Checkpoint::save: cannot make {}: {}", folder_, error.message()));
+    std::vector<int64_t> steps = list("Checkpoint::save", folder_).steps;
+    base::remove_leftovers(folder_, [](const std::string& name) { return bool(step_of(name)); });
+    for (const int64_t damaged : damaged_) {
+      put_aside(damaged);
+      std::erase(steps, damaged);
+    }
+    damaged_.clear();
     write_safetensors(path_of(step), file);
-    clear_away(step);
+    // Of the files up to this step the newest stay, with this one.
+    std::erase_if(steps, [&](int64_t other) { return other >= step; });
+    for (size_t i = size_t(keep_) - 1; i < steps.size(); ++i) fs::remove(path_of(steps[i]), error);
   });
 }
 
@@ -202,24 +236,16 @@ std::string Checkpoint::path_of(int64_t step) const {
   return (fs::path(folder_) / name_of(step)).string();
 }
 
-// What is older than the newest files up to `step`; what restore passed over; and what was being
-// written when its process was killed.
-void Checkpoint::clear_away(int64_t step) {
+// So that no save writes over it or counts it, in this process or in a later one.
+void Checkpoint::put_aside(int64_t step) const {
+  const std::string from = path_of(step);
+  std::string to;
   std::error_code error;
-  std::vector<int64_t> steps = steps_in(folder_);
-  std::erase_if(steps, [&](int64_t other) { return other > step; });
-  for (const int64_t damaged : damaged_)
-    if (damaged != step) {
-      fs::remove(path_of(damaged), error);
-      std::erase(steps, damaged);
-    }
-  damaged_.clear();
-  for (size_t i = size_t(keep_); i < steps.size(); ++i) fs::remove(path_of(steps[i]), error);
-  for (const auto& entry : fs::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with(kPrefix) && name.find(std::string(kSuffix) + ".tmp.") != name.npos)
-      fs::remove(entry.path(), error);
-  }
+  for (int n = 1; to.empty() || fs::exists(fs::symlink_status(to, error)); ++n)
+    to = fmt::format("{}{}{}", from, kAside, n);
+  if (std::rename(from.c_str(), to.c_str()) != 0 && errno != ENOENT)
+    throw UnavailableError(fmt::format("Checkpoint::save: cannot rename the damaged {} to {}: {}",
+                                       from, to, std::strerror(errno)));
 }
 
 std::optional<int64_t> Checkpoint::restore() {
@@ -228,10 +254,13 @@ std::optional<int64_t> Checkpoint::restore() {
   TensorFile file;
   on_chief(workers, [&] {
     damaged_.clear();
-    for (const int64_t step : steps_in(folder_)) {
+    Listing all = list("Checkpoint::restore", folder_);
+    for (const int64_t step : all.steps) {
       const std::string path = path_of(step);
       try {
         file = read_safetensors(path);
+        if (!file.metadata.contains(kStep))
+          throw DataLossError(fmt::format("it has no \"{}\"", kStep));
       } catch (const DataLossError& e) {
         base::log(base::LogLevel::warning,
                   fmt::format("Checkpoint::restore: passing over {}: {}", path, e.what()));
@@ -242,6 +271,12 @@ std::optional<int64_t> Checkpoint::restore() {
       check_inputs(path, file.tensors, workers ? size_t(workers->size()) : 1);
       return;
     }
+    for (const int64_t step : damaged_) all.aside.push_back(name_of(step));
+    if (!all.aside.empty())
+      throw DataLossError(fmt::format(
+          "Checkpoint::restore: all checkpoints in {} are damaged: {}; put back a copy of one, or "
+          "move them to another folder to start anew",
+          folder_, fmt::join(all.aside, ", ")));
   });
   std::map<std::string, std::string> metadata = shared(workers, file.metadata);
   if (!metadata.contains(kStep)) return {};

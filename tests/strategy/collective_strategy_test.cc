@@ -1,7 +1,11 @@
 // Strategies over several workers, which here are threads of one process: values, variables,
 // failures and checkpoints.
+#include <sys/fsuid.h>
+#include <sys/stat.h>
 #include <tutti/compat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -482,6 +486,13 @@ class Resumed : public ::testing::Test {
     });
     return result;
   }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "checkpoints"))
+      names.push_back(entry.path().filename());
+    std::ranges::sort(names);
+    return names;
+  }
 
   Folder folder_;
 };
@@ -529,27 +540,108 @@ TEST_F(Resumed, JobsPassOverDamagedFiles) {
   EXPECT_THAT(log.texts(), ::testing::Contains(HasSubstr("passing over")));
 }
 
-TEST_F(Resumed, AFileThatWasWrittenStaysThough) {
-  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int) {
-    const Scope scope = strategy.scope();
-    const Variable v = Variable::create(number(1), {.name = "v"});
-    Checkpoint(folder_ / "checkpoints", {v}, {}, 1).save(6);
-  });
-  std::filesystem::resize_file(folder_ / "checkpoints/step-000000000006.safetensors", 100);
-  std::ofstream(folder_ / "checkpoints/step-000000000005.safetensors.tmp.1.1") << "half";
+TEST_F(Resumed, JobsWhoseFilesAreAllDamagedFailAndDeleteNone) {
+  const auto job = [&](int64_t step, std::optional<int64_t> restored) {
+    return testing::errors_on_ranks(Group::in_process(2), [&](const Group& group) {
+      CollectiveAllReduceStrategy strategy(group);
+      const Scope scope = strategy.scope();
+      const Variable v = Variable::create(number(1), {.name = "v"});
+      Checkpoint checkpoint(folder_ / "checkpoints", {v}, {}, 1);
+      const Caught error = caught([&] { EXPECT_EQ(checkpoint.restore(), restored); });
+      if (step > 0) checkpoint.save(step);
+      if (error.code) throw_error(*error.code, error.text);
+    });
+  };
+  const std::string six = "step-000000000006.safetensors";
+  const auto damage = [&] { std::filesystem::resize_file(folder_ / "checkpoints/" + six, 100); };
+  const auto none = [](const std::vector<Caught>& all) {
+    for (const Caught& error : all) EXPECT_FALSE(error.code) << error.text;
+  };
   testing::CapturedLog log;
-  on_workers(2, 1, [&](CollectiveAllReduceStrategy& strategy, int) {
-    const Scope scope = strategy.scope();
-    const Variable v = Variable::create(number(1), {.name = "v"});
-    Checkpoint checkpoint(folder_ / "checkpoints", {v}, {}, 1);
-    EXPECT_EQ(checkpoint.restore(), std::nullopt);
-    checkpoint.save(3);
-    EXPECT_EQ(checkpoint.restore(), 3);
-  });
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "checkpoints"))
-    names.push_back(entry.path().filename());
-  EXPECT_THAT(names, ::testing::ElementsAre("step-000000000003.safetensors"));
+  none(job(6, {}));
+  damage();
+  std::ofstream(folder_ / "checkpoints/step-000000000005.safetensors.tmp.1.1") << "half";
+  testing::expect_everywhere(job(0, {}), ErrorCode::data_loss, {six, "move them"});
+  testing::expect_everywhere(job(6, {}), ErrorCode::data_loss, {six});
+  EXPECT_THAT(files(), ::testing::ElementsAre(six, six + ".damaged.1"));
+  damage();  // once more: the first is not written over
+  testing::expect_everywhere(job(3, {}), ErrorCode::data_loss, {six, six + ".damaged.1"});
+  none(job(7, 3));
+  none(job(8, 7));
+  EXPECT_THAT(files(), ::testing::ElementsAre(six + ".damaged.1", six + ".damaged.2",
+                                              "step-000000000008.safetensors"));
+  // If no save follows, the damaged files still are not nothing.
+  std::filesystem::remove(folder_ / "checkpoints/step-000000000008.safetensors");
+  testing::expect_everywhere(job(0, {}), ErrorCode::data_loss, {six + ".damaged.2"});
+}
+
+TEST_F(Resumed, JobsThatPassOverAFileKeepItThroughLaterStarts) {
+  train(2, 1, 7);
+  const std::string six = "step-000000000006.safetensors";
+  std::filesystem::resize_file(folder_ / "checkpoints/" + six, 100);
+  testing::CapturedLog log;
+  train(2, 1, 9);
+  train(2, 1, kSteps);
+  EXPECT_THAT(files(), ::testing::ElementsAre(six + ".damaged.1", "step-000000000009.safetensors",
+                                              "step-000000000012.safetensors"));
+}
+
+// One wrong bit must not turn the check off.
+TEST_F(Resumed, JobsRefuseAFileWithoutItsChecksum) {
+  MirroredStrategy strategy;
+  const Scope scope = strategy.scope();
+  const Variable v = Variable::create(number(1), {.name = "v"});
+  Checkpoint checkpoint(folder_ / "checkpoints", {v});
+  checkpoint.save(1);
+  v.assign(number(2));
+  const std::string path = folder_ / "checkpoints/step-000000000001.safetensors";
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}}, key = "tutti.checksum";
+  const size_t at = bytes.find(key);
+  ASSERT_NE(at, bytes.npos);
+  testing::CapturedLog log;
+  for (size_t bit = 0; bit < key.size() * 8; ++bit) {
+    std::string wrong = bytes;
+    wrong[at + bit / 8] ^= char(1 << bit % 8);
+    std::ofstream(path, std::ios::binary) << wrong;
+    EXPECT_ERROR(DataLossError, path.substr(path.rfind('/') + 1), checkpoint.restore())
+        << "bit " << bit;
+    EXPECT_EQ(v.read_value().item<float>(), 2);
+  }
+  save_variables(path, {v});  // a file of ours, but no checkpoint
+  EXPECT_ERROR(DataLossError, "step-000000000001", checkpoint.restore());
+  std::ofstream(path, std::ios::binary) << bytes;
+  EXPECT_EQ(checkpoint.restore(), 1);
+}
+
+// What a folder holds that cannot be listed is not known, so it is not step 0.
+TEST_F(Resumed, JobsFailIfTheirFolderCannotBeListed) {
+  MirroredStrategy strategy;
+  const Scope scope = strategy.scope();
+  const Variable v = Variable::create(number(1), {.name = "v"});
+  const auto restore = [&](const std::string& folder) { return Checkpoint(folder, {v}).restore(); };
+  EXPECT_EQ(restore(folder_ / "not made yet"), std::nullopt);
+  std::ofstream(folder_ / "file") << "in the way";
+  EXPECT_ERROR(UnavailableError, folder_ / "file", restore(folder_ / "file"));
+  std::filesystem::create_symlink("loop", folder_ / "loop");
+  EXPECT_ERROR(UnavailableError, folder_ / "loop", restore(folder_ / "loop"));
+
+  const std::string folder = folder_ / "checkpoints";
+  Checkpoint(folder, {v}).save(1);
+  constexpr uid_t kOther = 65534;
+  const bool root = geteuid() == 0;
+  // Modes do not bind root. The user for files is this thread's alone.
+  if (root) {
+    ASSERT_EQ(chown((folder_ / "").c_str(), kOther, gid_t(-1)), 0);
+    ASSERT_EQ(chown(folder.c_str(), kOther, gid_t(-1)), 0);
+  }
+  ASSERT_EQ(chmod(folder.c_str(), 0300), 0);
+  if (root) setfsuid(kOther);
+  EXPECT_ERROR(UnavailableError, "Permission denied", restore(folder));
+  EXPECT_ERROR(UnavailableError, "cannot list", Checkpoint(folder, {v}).save(2));
+  if (root) setfsuid(0);
+  ASSERT_EQ(chmod(folder.c_str(), 0700), 0);
+  EXPECT_EQ(restore(folder), 1);
 }
 
 TEST_F(Resumed, AnInputThatCannotGoOnIsEverybodysError) {
@@ -592,11 +684,8 @@ TEST_F(Resumed, JobsNeedVariablesOfOneStrategy) {
 
 TEST_F(Resumed, FoldersKeepTheNewestFiles) {
   train(2, 1, kSteps);
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "checkpoints"))
-    names.push_back(entry.path().filename());
-  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step-000000000009.safetensors",
-                                                     "step-000000000012.safetensors"));
+  EXPECT_THAT(files(), ::testing::ElementsAre("step-000000000009.safetensors",
+                                              "step-000000000012.safetensors"));
 }
 
 TEST_F(Resumed, ErrorsOfTheChiefAreEverybodys) {
