@@ -1,13 +1,14 @@
 #include "group/group_impl.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
-
 #include <unistd.h>
+
 #include <algorithm>
-
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "observe/timeline.h"
@@ -199,12 +200,14 @@ void GroupImpl::explain(const Error& error, const group::Record& record) {
     std::error_code ignored;
     std::filesystem::create_directories(folder, ignored);
     const std::string file = fmt::format("{}/tutti-record-rank{}-{}.txt", folder, rank(), getpid());
-    std::ofstream out(file, std::ios::app);  // other groups of this process write here, too
-    out << error.what() << "\n\nthe last operations, in coordinated universal time\n"
-        << record.all();
-    if (!out.flush())
-      base::log_once(base::LogLevel::warning,
-                     fmt::format("TUTTI_RECORD_DIR: cannot write {}", file));
+    // Other groups of this process write here, too.
+    const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0 || !base::write_all(fd, fmt::format("{}\n\nthe last operations, in coordinated "
+                                                   "universal time\n{}",
+                                                   error.what(), record.all())))
+      base::log_once(base::LogLevel::warning, fmt::format("TUTTI_RECORD_DIR: cannot write {}: {}",
+                                                          file, base::why_not_written(errno)));
+    if (fd >= 0) close(fd);
   }
   throw_error(error.code(), fmt::format("{}\n  the last operations of rank {}: {}", error.what(),
                                         rank(), record.last(8)));

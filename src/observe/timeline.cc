@@ -18,6 +18,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/file.h"
+#include "base/log.h"
 #include "base/settings.h"
 
 namespace tutti::observe {
@@ -47,44 +49,52 @@ std::string marked(const std::string& path, const std::string& word) {
       fmt::format("TUTTI_TIMELINE={}: cannot write the file: {}", path, std::strerror(error)));
 }
 
-// A file of this process alone: null where another one is writing it.
-std::FILE* open_alone(const std::string& path) {
+// A disk that is full costs the timeline, not the job.
+void warn(const std::string& what) {
+  base::log(base::LogLevel::warning, fmt::format("TUTTI_TIMELINE: {}", what));
+}
+
+constexpr int kTaken = -1, kNoSpace = -2;  // in place of a file descriptor
+
+// A file of this process alone, unless another one is writing it or the disk is full.
+int open_alone(const std::string& path) {
   while (true) {
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 && (errno == ENOSPC || errno == EDQUOT)) {
+      warn(fmt::format("cannot write {}: {}; there is no timeline", path, std::strerror(errno)));
+      return kNoSpace;
+    }
     if (fd < 0) unwritable(path, errno);
-    struct stat mine {
-    }, now{};
-    if (fstat(fd, &mine) != 0 || !S_ISREG(mine.st_mode)) return fdopen(fd, "w");
+    struct stat mine {};
+    if (fstat(fd, &mine) != 0 || !S_ISREG(mine.st_mode)) return fd;
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       close(fd);
-      return nullptr;
+      return kTaken;
     }
     // It may have been given another name since we opened it.
-    if (stat(path.c_str(), &now) == 0 && now.st_ino == mine.st_ino && now.st_dev == mine.st_dev) {
-      if (ftruncate(fd, 0) == 0) return fdopen(fd, "w");
-      const int error = errno;
-      close(fd);
-      unwritable(path, error);
-    }
+    const bool named = base::is_at(fd, path);
+    if (named && ftruncate(fd, 0) == 0) return fd;
+    const int error = errno;
     close(fd);
+    if (named) unwritable(path, error);
   }
 }
 
 std::mutex naming;
 int named_after = -1;  // the rank; under `naming`
 
-// The file is a JSON array that grows, with a line for each event. Every event is flushed, so a
-// killed process leaves what it did; viewers accept an array without its closing bracket, which a
-// clean exit writes.
+// The file is a JSON array that grows, with a line for each event. Every event is written at once,
+// so a killed process leaves what it did; viewers accept an array without its closing bracket,
+// which a clean exit writes.
 class Writer {
  public:
   explicit Writer(const std::string& path) : path_(path) {
-    file_ = open_alone(path_);
-    if (!file_) {
+    fd_ = open_alone(path_);
+    if (fd_ == kTaken) {
       path_ = marked(path_, fmt::format("pid{}", getpid()));
-      file_ = open_alone(path_);
+      fd_ = open_alone(path_);
     }
-    if (!file_)
+    if (fd_ == kTaken)
       throw UnavailableError(
           fmt::format("TUTTI_TIMELINE={}: another process writes {}", path, path_));
     // Wall-clock time, so that the files of several processes can be laid side by side.
@@ -92,41 +102,56 @@ class Writer {
                      std::chrono::system_clock::now().time_since_epoch())
                      .count() -
                  now_ns();
-    std::fputs("[", file_);
+    append("[");
   }
 
   void write(const nlohmann::json& event) {
     const std::string text = event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     std::lock_guard lock(mutex_);
-    if (!file_) return;
-    std::fprintf(file_, "%s\n%s", first_ ? "" : ",", text.c_str());
-    std::fflush(file_);
+    append(fmt::format("{}\n{}", first_ ? "" : ",", text));
     first_ = false;
   }
 
   void close() {
     std::lock_guard lock(mutex_);
-    if (!file_) return;
-    std::fputs("\n]\n", file_);
-    std::fclose(file_);
-    file_ = nullptr;
+    append("\n]\n");
+    end();
   }
 
   void rename(const std::string& path) {
     std::lock_guard lock(mutex_);
-    if (!file_ || path == path_) return;
+    if (fd_ < 0 || path == path_) return;
     if (std::rename(path_.c_str(), path.c_str()) != 0)
-      throw UnavailableError(fmt::format("TUTTI_TIMELINE: cannot rename {} to {}: {}", path_, path,
-                                         std::strerror(errno)));
+      return warn(fmt::format("{} keeps its name: cannot rename it to {}: {}", path_, path,
+                              std::strerror(errno)));
     path_ = path;
   }
 
   int64_t offset_ns() const { return offset_ns_; }
 
  private:
+  // The first failure is the last: the file then ends with the last event that it has all of.
+  void append(const std::string& text) {
+    if (fd_ < 0) return;
+    if (base::write_all(fd_, text)) {
+      written_ += off_t(text.size());
+      return;
+    }
+    warn(fmt::format("cannot write {}: {}; it ends here, and the job goes on", path_,
+                     base::why_not_written(errno)));
+    (void)!ftruncate(fd_, written_);
+    end();
+  }
+
+  void end() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
   std::mutex mutex_;
   std::string path_;
-  std::FILE* file_ = nullptr;
+  int fd_ = -1;
+  off_t written_ = 0;
   int64_t offset_ns_ = 0;
   bool first_ = true;
 };

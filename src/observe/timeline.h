@@ -10,7 +10,8 @@
 
 namespace tutti::observe {
 
-// Is there a timeline? The first call opens it. UnavailableError where its file cannot be written.
+// Is there a timeline? The first call opens it. UnavailableError if its file cannot be opened. A
+// disk that is full, then or later, is a warning: the timeline ends there, and the job goes on.
 bool timeline_enabled();
 
 // What a timeline's times are, beyond the steady clock of its process; 0 without a timeline.

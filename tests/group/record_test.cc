@@ -76,6 +76,23 @@ TEST_F(RecordDir, ThatCannotBeWrittenIsAWarning) {
   EXPECT_THAT(result.output, HasSubstr("waited 0.1 s for rank 1"));
 }
 
+TEST_F(RecordDir, OnAFullDiskIsAWarningThatNamesTheFile) {
+  fs::create_directories(folder);
+  const std::string start = (folder / "tutti-record-rank0-").string(),
+                    setting = "TUTTI_RECORD_DIR=" + folder.string();
+  // The shell becomes the program, so its process id is the one in the file's name.
+  for (const std::string& full :
+       {"ln -s /dev/full " + start + "$$.txt; " + setting + " exec", "ulimit -f 0; " + setting}) {
+    const ProgramResult result = run_program(full, "twice");
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("TUTTI_RECORD_DIR: cannot write " + start));
+    EXPECT_THAT(result.output,
+                ::testing::AnyOf(HasSubstr("No space left"), HasSubstr("ulimit -f")));
+    EXPECT_EQ(result.output.find("cannot write"), result.output.rfind("cannot write"));
+    EXPECT_THAT(result.output, HasSubstr("waited 0.1 s for rank 1"));
+  }
+}
+
 TEST(Settings, TimeoutIsTheDeadlineOfCallsWithoutOne) {
   const ProgramResult result = run_program("TUTTI_TIMEOUT=0.3 TUTTI_WARN_AFTER=0.1", "default");
   EXPECT_EQ(result.status, 0);

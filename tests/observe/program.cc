@@ -1,5 +1,5 @@
 // A small program with a timeline:
-//   program advice           one span with arguments
+//   program advice [N]       one span with arguments, N times
 //   program early RANK       is told its rank before its first span
 //   program late RANK        and after it
 //   program parent COMMAND   runs a command while its own timeline is open
@@ -20,10 +20,11 @@ void join(int rank) {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   const std::string what = argv[1];
   if (what == "early") join(std::atoi(argv[2]));
-  {
+  const int times = what == "advice" && argc > 2 ? std::atoi(argv[2]) : 1;
+  for (int i = 0; i < times; ++i) {
     Span span("first");
     span.set("bytes", 12);
     span.set("advice", "the dense form \"is\" smaller");

@@ -88,5 +88,25 @@ TEST_F(TimelineFiles, WhatIsNoFileKeepsItsName) {
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
 }
 
+// A full disk costs the timeline, not the job.
+TEST_F(TimelineFiles, OnAFullDiskAreOneWarning) {
+  const auto result = run_program("TUTTI_TIMELINE=/dev/full", "early 3");
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, ::testing::HasSubstr("cannot write /dev/full: No space left"));
+  EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+}
+
+TEST_F(TimelineFiles, PastTheLimitOnFilesEndWithAWholeEvent) {
+  const std::string path = folder / "a.json";
+  const auto result = run_program("ulimit -f 1; TUTTI_TIMELINE='" + path + "'", "advice 300");
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, ::testing::HasSubstr("cannot write " + path));
+  EXPECT_THAT(result.output, ::testing::HasSubstr("ulimit -f"));
+  EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+  std::ifstream in(path);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_FALSE(json::parse(text + "]").empty()) << text;
+}
+
 }  // namespace
 }  // namespace tutti
