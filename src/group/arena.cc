@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/file.h"
+
 namespace tutti::group {
 
 namespace {
@@ -21,6 +23,12 @@ constexpr size_t kSmallest = 64 << 20;  // an arena below this is of no use
 constexpr size_t kKeep = 256 << 20;
 
 std::string why() { return std::strerror(errno); }
+
+// As ftruncate, but past the limit on file sizes (ulimit -f) it fails instead of raising SIGXFSZ.
+bool resize(int fd, size_t bytes) {
+  const base::NoFileSizeSignal quiet;
+  return ftruncate(fd, off_t(bytes)) == 0;
+}
 
 constexpr size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -45,7 +53,7 @@ Arena::Arena() {
   void* memory = MAP_FAILED;
   for (; size_ >= kSmallest; size_ /= 2) {
     size_ = size_ / kPage * kPage;
-    if (ftruncate(fd_, off_t(size_)) != 0) continue;
+    if (!resize(fd_, size_)) continue;
     memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     if (memory != MAP_FAILED) break;
   }
@@ -53,8 +61,9 @@ Arena::Arena() {
     const std::string reason = why();
     close(fd_);
     throw ResourceExhaustedError(
-        fmt::format("group: cannot map {} MiB of shared memory: {}; see ulimit -v and ulimit -f",
-                    kSmallest >> 20, reason));
+        fmt::format("group: cannot map {} MiB of shared memory: {}; ulimit -v and ulimit -f must "
+                    "allow that much, {} KiB",
+                    kSmallest >> 20, reason, kSmallest >> 10));
   }
   base_ = static_cast<std::byte*>(memory);
   free_[0] = size_;

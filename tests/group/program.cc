@@ -3,11 +3,14 @@
 //   program default    the same without a deadline of the call's own
 //   program twice      two groups fail, one after the other
 //   program fine       nothing fails
+//   program window     asks for shared memory
 #include <tutti/tutti.h>
 
 #include <cstdio>
 #include <string>
 #include <thread>
+
+#include "group/arena.h"
 
 using namespace tutti;
 
@@ -40,6 +43,12 @@ int main(int, char** argv) {
   meet(groups, 300);
   if (what == "deadline") fail(groups[0], soon);
   if (what == "default") fail(groups[0], {});
+  if (what == "window") try {
+      group::Arena::mine().allocate(1 << 20);
+      std::printf("mapped\n");
+    } catch (const ResourceExhaustedError& e) {
+      std::printf("%s\n", e.what());
+    }
   if (what == "twice") {
     fail(groups[0], soon);
     fail(groups[0], soon);  // the same error again

@@ -101,6 +101,14 @@ TEST(Settings, TimeoutIsTheDeadlineOfCallsWithoutOne) {
   EXPECT_THAT(result.output, HasSubstr("all_reduce #301 (float32[5], SUM): has waited 0.1"));
 }
 
+// Shared memory is a file to the system, so `ulimit -f` counts for it.
+TEST(Window, LargerThanTheLimitOnFilesIsAnError) {
+  EXPECT_EQ(run_program("", "window").output, "mapped\n");
+  const ProgramResult result = run_program("ulimit -f 8;", "window");
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_THAT(result.output, ::testing::ContainsRegex("ulimit -f.* [0-9]+ KiB"));
+}
+
 TEST(Record, KeepsTheLast256) {
   group::Record record;
   EXPECT_EQ(record.all(), "");
