@@ -53,14 +53,12 @@ class Processes : public Reach, public Members {
       Process& process = processes_.emplace_back();
       if (int(r) == neighbours.rank) continue;
       process.pid = hello.at("pid");
-      try {
-        process.arena = std::make_unique<PeerArena>(process.pid, hello.at("fd").get<int>(),
-                                                    hello.at("bytes").get<size_t>(),
-                                                    hello.at("inode").get<uint64_t>());
-      } catch (const Error& error) {
-        throw_error(error.code(), fmt::format("rank {} ({}) cannot be reached, or is gone: {}", r,
-                                              neighbours.addresses[r], error.what()));
-      }
+      process.arena = std::make_unique<PeerArena>(
+          PeerArena::Origin{.name = fmt::format("rank {} ({})", r, neighbours.addresses[r]),
+                            .pid = process.pid,
+                            .fd = hello.at("fd"),
+                            .inode = hello.at("inode"),
+                            .first_segment = hello.at("bytes")});
       process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
       if (process.pidfd < 0)
         throw UnavailableError(fmt::format("group: rank {} ({}), process {}, is gone", r,
@@ -70,8 +68,7 @@ class Processes : public Reach, public Members {
   }
 
   uint64_t place(const void* data, size_t bytes) const override {
-    const Arena& mine = Arena::mine();
-    return mine.contains(data, bytes) ? mine.offset_of(data) : kNowhere;
+    return Arena::mine().place_of(data, bytes);
   }
   void* find(int rank, uint64_t place) const override {
     if (rank == neighbours_.rank) return Arena::mine().at(place);
@@ -130,8 +127,8 @@ std::string shm_hello(const std::string& host) {
   const Cores mine = my_cores();
   for (size_t i = 0; i < mine.size(); ++i)
     if (mine[i]) cores.push_back(i);
-  return json{{"host", host},     {"machine", boot_id()},  {"pid", getpid()},
-              {"fd", arena.fd()}, {"bytes", arena.size()}, {"inode", inode_of(arena.fd())},
+  return json{{"host", host},     {"machine", boot_id()},           {"pid", getpid()},
+              {"fd", arena.fd()}, {"bytes", arena.first_segment()}, {"inode", inode_of(arena.fd())},
               {"cores", cores}}
       .dump();
 }

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""A healthy job survives its surroundings: little address space, much memory, forked children, few descriptors."""
+import os
+import re
+import sys
+
+sys.dont_write_bytecode = True
+from harness import Failed, Job, arguments, check, limit, run_cases  # noqa: E402
+
+
+def finish(job, ok):
+    """Waits for the end of all processes, of which `ok` workers are well."""
+    job.wait_for_end()
+    for event in job.find("wrong") + job.find("error"):
+        raise Failed(f"{event.text}: {job.story()}")
+    check(len(job.find("ok")) == ok, f"not {ok} workers were well: {job.story()}")
+    job.expect_nothing_left()
+
+
+def under(limits, command):
+    return ["bash", "-c", f'{limits} && exec "$@"', "bash", *command]
+
+
+def little_address_space_suffices(options):
+    if options.sanitized:
+        return "not tried: sanitizers reserve more than that"
+    with Job(options) as job:
+        job.launch(3, under("ulimit -v 4000000", [job.program("surroundings_worker"), "grow"]))
+        finish(job, 3)
+
+
+def the_window_of_a_large_machine_fits(options):
+    """128 TiB of addresses do not hold all the memory of such machines once per rank."""
+    for workers, tebibytes in ((3, 60), (128, 2))[:1 if options.sanitized else 2]:
+        with Job(options) as job:
+            job.launch(workers, [job.program("surroundings_worker"), "grow" if workers == 3 else "join"],
+                       {"LD_PRELOAD": job.program("liblarge_machine.so"), "TUTTI_TEST_MEMORY_TIB": str(tebibytes)})
+            finish(job, workers)
+
+
+CASES = [little_address_space_suffices, the_window_of_a_large_machine_fits]
+
+if __name__ == "__main__":
+    parser = arguments(__doc__)
+    parser.add_argument("--only", help="the cases that match this")
+    options = parser.parse_args()
+    limit(300)
+    sys.exit(run_cases([case for case in CASES if re.search(options.only or "", case.__name__)], options))
