@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/file.h"
+#include "base/fork.h"
 
 namespace tutti::group {
 
@@ -128,6 +129,7 @@ uint64_t Arena::take(size_t bytes, size_t alignment) {
 }
 
 void Arena::give_back(uint64_t place, size_t bytes) {
+  if (base::is_forked_child()) return;  // it is the parent's
   std::lock_guard lock(mutex_);
   if (abandoned_) return;
   used_ -= bytes;

@@ -43,14 +43,15 @@ namespace group {
 
 Group join_group(const std::optional<cluster::Membership>& membership, const std::string& purpose) {
   auto [backend, stragglers] = join(membership, purpose);
-  return detail::GroupAccess::make(
-      std::make_shared<detail::GroupImpl>(std::move(backend), stragglers));
+  return detail::GroupAccess::make(detail::GroupImpl::make(std::move(backend), stragglers));
 }
 
 }  // namespace group
 
 void Work::wait() {
   if (!state_) throw FailedPreconditionError("wait: this Work stands for no operation");
+  if (state_->in_job && base::is_forked_child())
+    throw FailedPreconditionError(fmt::format("wait: {}", group::kForkedChild));
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });
   if (state_->error) throw_error(state_->error->first, state_->error->second);
@@ -73,8 +74,7 @@ std::vector<Group> Group::in_process(int n) {
         fmt::format("in_process: {} ranks, expected 1 to {}", n, kMostRanks));
   std::vector<Group> ranks;
   for (std::unique_ptr<group::Backend>& backend : group::make_in_process(n))
-    ranks.push_back(
-        detail::GroupAccess::make(std::make_shared<detail::GroupImpl>(std::move(backend))));
+    ranks.push_back(detail::GroupAccess::make(detail::GroupImpl::make(std::move(backend))));
   return ranks;
 }
 
@@ -91,6 +91,7 @@ Tensor Group::empty(const Shape& shape, DType dtype) const {
       bytes > size_t(std::numeric_limits<int64_t>::max()))
     throw ResourceExhaustedError(
         fmt::format("empty: {}{} is more than any memory", name(dtype), shape.to_string()));
+  impl_of(impl_).expect_own_process("empty");
   const std::shared_ptr<void> memory =
       impl_of(impl_).backend().allocate(std::max<size_t>(bytes, 1));
   return detail::TensorAccess::wrap(memory, memory.get(), shape, dtype, device, false);

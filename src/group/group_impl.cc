@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "group/job.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
 
@@ -180,6 +181,17 @@ Description checked(const GroupCall& call, int rank, int size) {
 
 }  // namespace
 
+std::shared_ptr<GroupImpl> GroupImpl::make(std::unique_ptr<group::Backend> backend,
+                                           int stragglers) {
+  return {new GroupImpl(std::move(backend), stragglers), [](GroupImpl* impl) {
+            if (!impl->in_job_ || !base::is_forked_child()) delete impl;
+          }};
+}
+
+void GroupImpl::refuse_child(std::string_view operation) const {
+  if (in_job_) throw FailedPreconditionError(fmt::format("{}: {}", operation, group::kForkedChild));
+}
+
 GroupImpl::~GroupImpl() {
   if (!thread_.joinable()) return;
   {
@@ -275,6 +287,7 @@ void GroupImpl::compare_stragglers() {
 // Operations that were started in the background go first.
 template <class F>
 void GroupImpl::in_order(const Step& step, const F& operation) {
+  expect_own_process(group::name(step.what.kind));
   const auto run = [&] { collective(step, operation); };
   if (pending_.load(std::memory_order_acquire) == 0 ||
       std::this_thread::get_id() == thread_.get_id())
@@ -308,6 +321,7 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
   const int card = card_of(call, rank());
   const Patience patience = patience_of(options);
   const Step step{what, bytes_of(call)};
+  expect_own_process(group::name(call.kind));
   // The other side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
@@ -322,6 +336,7 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
 }
 
 Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
+  expect_own_process(group::name(call.kind));
   options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
   const int card = card_of(call, rank());
@@ -407,6 +422,7 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   if (tensors.size() == 1)
     return start(in_place(Collective::all_reduce, write(tensors[0]), op), options);
   options.validate("all_reduce");
+  expect_own_process("all_reduce");
   const auto list = std::make_shared<const TensorList>(tensors, op, size(), options);
   return enqueue([this, list, op, patience = patience_of(options)] {
     collective({list->what, bytes_of(list->pieces)}, [&] {
@@ -463,11 +479,12 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
   std::unique_ptr<group::Backend> part;
   const Description what{.kind = Collective::split};
   in_order({what, 0}, [&] { part = backend_->split(ranks, patience_of({})); });
-  return std::make_shared<GroupImpl>(std::move(part), stragglers_.every());
+  return make(std::move(part), stragglers_.every());
 }
 
 Work GroupImpl::enqueue(std::function<void()> operation) {
   auto state = std::make_shared<Work::State>();
+  state->in_job = in_job_;
   auto before = std::make_shared<const device::Fence>(device::Fence::here());
   std::lock_guard lock(queue_mutex_);
   if (!thread_.joinable()) thread_ = std::thread([this] { work_off_queue(); });

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/fork.h"
 #include "base/settings.h"
 #include "device/gpu.h"
 #include "group/backend.h"
@@ -28,6 +29,7 @@ struct Work::State {
   // The error, kept as text: an exception is never shared between threads.
   std::optional<std::pair<ErrorCode, std::string>> error;
   device::Fence after;  // what it has enqueued on GPUs
+  bool in_job = false;  // of several processes
 };
 
 namespace detail {
@@ -41,13 +43,22 @@ class GroupImpl {
       : backend_(std::move(backend)),
         rank_(backend_->rank()),
         size_(backend_->size()),
+        in_job_(!backend_->address(rank_).empty()),
         stragglers_(size_ > 1 ? stragglers : 0) {}
   // Leaves. What is still in the queue is cancelled.
   ~GroupImpl();
+  // With a deleter that leaves the parent's groups alone in a forked child.
+  static std::shared_ptr<GroupImpl> make(std::unique_ptr<group::Backend> backend,
+                                         int stragglers = base::settings().stragglers);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   group::Backend& backend() { return *backend_; }
+  // FailedPreconditionError in a child that was forked from a process of the job.
+  void expect_own_process(std::string_view operation) const {
+    if (base::is_forked_child()) [[unlikely]]
+      refuse_child(operation);
+  }
 
   void run(const GroupCall& call, const CommunicationOptions& options);
   Work start(const GroupCall& call, const CommunicationOptions& options);
@@ -83,10 +94,12 @@ class GroupImpl {
   group::GpuCollectives& on_gpus();
   Work enqueue(std::function<void()> operation);
   void work_off_queue();
+  void refuse_child(std::string_view operation) const;
   [[noreturn]] void explain(const Error& error, const group::Record& record);
 
   std::unique_ptr<group::Backend> backend_;
   const int rank_, size_;
+  const bool in_job_;  // of several processes
   std::mutex collective_, sending_, receiving_;
   group::Record collectives_, sent_, received_;
   group::Stragglers stragglers_;

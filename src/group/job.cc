@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include <set>
 #include <thread>
 
+#include "base/fork.h"
 #include "base/log.h"
 #include "base/module.h"
 #include "base/settings.h"
@@ -63,6 +65,10 @@ std::string from_hex(const std::string& text) {
   return bytes;
 }
 
+int port_of(const std::string& address) {
+  return std::atoi(address.c_str() + address.rfind(':') + 1);
+}
+
 std::string machine_name() {
   char name[256] = "";
   gethostname(name, sizeof(name) - 1);
@@ -98,7 +104,13 @@ class Job {
                                  "same secret on all workers",
                                  membership_.service));
     if (membership_.serves && !service_) service_ = module().serve(job, membership_.service);
+    if (service_) base::close_port_in_children(port_of(service_->address()));
+    const int port = port_of(membership_.service);
+    const std::vector<int> before = base::sockets_to(port);
     link_ = module().join(job, membership_.service, membership_.rank, join_timeout());
+    std::vector<int> sockets = base::sockets_to(port);
+    std::erase_if(sockets, [&](int fd) { return std::ranges::find(before, fd) != before.end(); });
+    base::close_in_children(sockets);
     link_->on_failure([this](const Failure&) { alarm_.store(true, std::memory_order_release); });
 
     const bool alone =
@@ -321,6 +333,7 @@ class Job {
       if (hosts_[r] != hosts_[me]) remote.push_back(int(r));
     around.network =
         std::make_shared<Network>(transport(parsed), membership_.rank, size(), std::move(remote));
+    base::close_in_children(around.network->transport().sockets());
     surroundings_ = std::make_shared<const Surroundings>(std::move(around));
     // Nobody else does while the program computes, and what it has sent may still be on this side.
     progress_ = std::jthread([this](std::stop_token stop) {
@@ -520,6 +533,12 @@ std::mutex job_mutex;
 // Never destroyed: groups in static variables may outlive any order of destruction.
 std::atomic<Job*> joined = nullptr;
 
+// Locks may be held by threads that a forked child does not have.
+std::optional<Failure> failure_of_child() {
+  if (!base::is_forked_child()) return {};
+  return Failure{-1, ErrorCode::failed_precondition, std::string(kForkedChild)};
+}
+
 // The job of this process, joined by the first call. Under job_mutex.
 Job& this_job(const Membership& membership) {
   Job* job = joined.load();
@@ -532,7 +551,9 @@ Job& this_job(const Membership& membership) {
     job = std::make_unique<Job>(membership).release();
     joined = job;
     // Registered after the module was loaded, so before its own statics are destroyed.
-    std::atexit([] { joined.load()->leave(); });
+    std::atexit([] {
+      if (!base::is_forked_child()) joined.load()->leave();
+    });
   }
   return *job;
 }
@@ -541,12 +562,14 @@ Job& this_job(const Membership& membership) {
 
 JobGroup join(const std::optional<Membership>& membership, const std::string& purpose) {
   if (!membership) return {std::move(make_in_process(1)[0]), 0};
+  if (const auto failure = failure_of_child()) throw_error(failure->code, failure->text);
   std::lock_guard lock(job_mutex);
   Job& job = this_job(*membership);
   return {job.new_group(purpose), job.stragglers()};
 }
 
 std::optional<Failure> job_failure() {
+  if (const auto failure = failure_of_child()) return failure;
   const Job* const job = joined.load();  // whoever makes a group meanwhile may wait for others
   return job ? job->failure() : std::nullopt;
 }
@@ -554,6 +577,7 @@ std::optional<Failure> job_failure() {
 JobLayout layout_from_environment() {
   const std::optional<Membership> membership = cluster::membership_from_environment();
   if (!membership) return {};
+  if (const auto failure = failure_of_child()) throw_error(failure->code, failure->text);
   std::lock_guard lock(job_mutex);
   return this_job(*membership).layout();
 }

@@ -23,6 +23,11 @@ JobGroup join(const std::optional<cluster::Membership>& membership, const std::s
 // The same, as what users get.
 Group join_group(const std::optional<cluster::Membership>& membership, const std::string& purpose);
 
+// What a forked child is told that uses its parent's groups.
+constexpr std::string_view kForkedChild =
+    "this process was forked from one that takes part in a job, and takes no part itself: start "
+    "workers as programs of their own, or fork before the first group is made";
+
 // Why the job that this process has joined cannot go on, as far as is known.
 std::optional<cluster::Failure> job_failure();
 

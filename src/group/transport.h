@@ -53,6 +53,9 @@ class Transport {
 
   // Why nothing more can come from a rank; empty while it may.
   virtual std::string loss(int rank) const = 0;
+
+  // Its connections, if it knows their descriptors.
+  virtual std::vector<int> sockets() { return {}; }
 };
 
 // One process before it knows the others.

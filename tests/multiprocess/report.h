@@ -23,6 +23,7 @@ inline std::string class_of(const Error& error) {
   if (is(typeid(FailedPreconditionError))) return "FailedPreconditionError";
   if (is(typeid(UnauthenticatedError))) return "UnauthenticatedError";
   if (is(typeid(AbortedError))) return "AbortedError";
+  if (is(typeid(ResourceExhaustedError))) return "ResourceExhaustedError";
   return typeid(error).name();
 }
 

@@ -2,7 +2,9 @@
 """A healthy job survives its surroundings: little address space, much memory, forked children, few descriptors."""
 import os
 import re
+import signal
 import sys
+import time
 
 sys.dont_write_bytecode = True
 from harness import Failed, Job, arguments, check, limit, run_cases  # noqa: E402
@@ -38,7 +40,33 @@ def the_window_of_a_large_machine_fits(options):
             finish(job, workers)
 
 
-CASES = [little_address_space_suffices, the_window_of_a_large_machine_fits]
+def a_killed_parent_is_named_while_its_child_lives(options):
+    slowest = 0
+    for backend in ("shm", "tcp"):
+        for victim in (1, 0):  # rank 0 runs the coordination service
+            with Job(options) as job:
+                workers = job.start_directly(3, [job.program("surroundings_worker"), "fork", str(victim)],
+                                             {"TUTTI_BACKEND": backend})
+                job.wait("child", lambda: job.find("child") or job.find("wrong"))
+                job.wait("others that wait", lambda: len(job.find("ready")) == 2)
+                check(not job.find("wrong"), job.story())
+                killed = time.monotonic()
+                workers[victim].kill()
+                job.wait("errors of the others", lambda: len(job.find("error")) == 2)
+                child = job.find("child")[0].pid
+                with open(f"/proc/{child}/stat") as stat:
+                    check(stat.read().split()[2] == "S", f"the child is not alive: {job.story()}")
+                os.kill(child, signal.SIGKILL)
+                for event in job.find("error"):
+                    check(event.subject == "UnavailableError" and f"rank {victim}" in event.text, job.story())
+                    slowest = max(slowest, event.time - killed)
+                allowed = (2 if victim == 0 else 1) * (3 if options.sanitized else 1)
+                check(slowest < allowed, f"{backend}: known after {slowest:.1f} s: {job.story()}")
+                job.wait_for_end()
+    return f"after {1000 * slowest:.0f} ms at most"
+
+
+CASES = [a_killed_parent_is_named_while_its_child_lives, little_address_space_suffices, the_window_of_a_large_machine_fits]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

@@ -1,9 +1,12 @@
 // What a healthy job survives of its surroundings, one case per run:
-//   surroundings_worker CASE
+//   surroundings_worker CASE [ARGUMENT]
 // Reports "ok", "error" for an error of Tutti's, or "wrong" with what is wrong.
+#include <sys/wait.h>
 #include <tutti/tutti.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "report.h"
 
@@ -31,17 +34,66 @@ void grow() {
   }
 }
 
-void run(const std::string& name) {
+template <class F>
+void expect_refused(const F& call) {
+  try {
+    call();
+  } catch (const FailedPreconditionError& error) {
+    require(std::string(error.what()).find("forked") != std::string::npos, error.what());
+    return;
+  }
+  require(false, "a forked child takes part");
+}
+
+// A forked child that lives on, and is not in the job.
+[[noreturn]] void live_on(const Group& group, Tensor data) {
+  try {
+    expect_refused([&] { group.barrier(); });
+    expect_refused([&] { group.all_reduce(data, ReduceOp::SUM); });
+    expect_refused([&] { group.all_reduce_async(data, ReduceOp::SUM).wait(); });
+    expect_refused([&] { group.empty({1}, DType::float32); });
+    expect_refused([] { Group::from_environment(); });
+    data = {};
+    report("child", group.rank());
+  } catch (const std::exception& wrong) {
+    report("wrong", group.rank(), "", wrong.what());
+  }
+  close(std::atoi(std::getenv("TUTTI_TEST_REPORT")));
+  while (true) pause();
+}
+
+// The victim forks a child, and waits to be killed; the others wait for it.
+void fork_children(int victim) {
+  const Group group = Group::from_environment();
+  const Tensor data = group.empty({100'000}, DType::float32);
+  group.all_reduce(data, ReduceOp::SUM);
+  if (group.rank() == victim) {
+    static const Group until_exit = group;
+    const pid_t brief = fork();
+    if (brief == 0) std::exit(0);
+    int status = -1;
+    require(waitpid(brief, &status, 0) == brief && status == 0, "a child does not end well");
+    group.all_reduce(data, ReduceOp::SUM);  // it has taken nothing along
+    if (fork() == 0) live_on(group, data);
+    while (true) pause();
+  }
+  group.all_reduce(data, ReduceOp::SUM);
+  report("ready", group.rank());
+  group.barrier();
+}
+
+void run(const std::string& name, int argument) {
   if (name == "join") return Group::from_environment().barrier();
   if (name == "grow") return grow();
+  if (name == "fork") return fork_children(argument);
   throw std::runtime_error("there is no case " + name);
 }
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   try {
-    run(argv[1]);
+    run(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
     report("ok", -1, argv[1]);
     return 0;
   } catch (const Error& error) {

@@ -285,6 +285,14 @@ class TcpTransport : public Transport {
     return text ? text : "";
   }
 
+  std::vector<int> sockets() override {
+    std::lock_guard lock(mutex_);
+    std::vector<int> all;
+    for (const Peer& peer : peers_)
+      if (peer.file) all.push_back(peer.file.get());
+    return all;
+  }
+
   void flush(std::chrono::nanoseconds at_most) override {
     std::lock_guard lock(mutex_);
     const auto now = Clock::now(), until = now + at_most;
