@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/file.h"
+#include "base/descriptors.h"
 #include "base/fork.h"
 
 namespace tutti::group {
@@ -31,7 +32,10 @@ struct Directory {
 };
 static_assert(sizeof(Directory) <= kPage);
 
-std::string why() { return std::strerror(errno); }
+std::string why() {
+  return base::out_of_descriptors(errno) ? base::describe_out_of_descriptors(errno)
+                                         : std::strerror(errno);
+}
 
 // As ftruncate, but past the limit on file sizes (ulimit -f) it fails instead of raising SIGXFSZ.
 bool resize(int fd, size_t bytes) {
@@ -56,7 +60,7 @@ Arena& Arena::mine() {
 
 Arena::Arena() {
   fd_ = memfd_create("tutti", MFD_CLOEXEC);
-  if (fd_ < 0) throw ResourceExhaustedError(fmt::format("group: memfd_create: {}", why()));
+  if (fd_ < 0) throw ResourceExhaustedError(fmt::format("group: no shared memory: {}", why()));
   limit_ = std::max(kFirstSegment, size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)));
   try {
     grow(kPage);
@@ -185,6 +189,9 @@ std::byte* PeerArena::map(size_t segment) const {
   if (std::byte* const other = segments_[segment].load()) return other;  // a thread was faster
   const std::string path = fmt::format("/proc/{}/fd/{}", origin_.pid, origin_.fd);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0 && base::out_of_descriptors(errno))
+    throw ResourceExhaustedError(
+        fmt::format("group: cannot open the shared memory of {}: {}", origin_.name, why()));
   if (file < 0)
     throw UnavailableError(
         fmt::format("group: cannot open the shared memory of {}, or it is gone ({}): {}; workers "

@@ -15,6 +15,7 @@
 #include <set>
 #include <thread>
 
+#include "base/descriptors.h"
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/module.h"
@@ -45,6 +46,9 @@ constexpr std::chrono::seconds kFarewell{1};
 // And where somebody does not answer, so that the others hear of it: they listen more often.
 constexpr std::chrono::milliseconds kLastWords{200};
 constexpr std::chrono::milliseconds kProgress{50};
+// Descriptors of a process whatever the number of ranks, to join (gRPC's, the shared memory) and
+// then to connect (the transport's, and some for the moment).
+constexpr int kToJoin = 10, kToConnect = 6, kOfUcx = 24;
 
 // Settings say "for ever" as 0.
 std::chrono::nanoseconds join_timeout() {
@@ -97,6 +101,11 @@ class Job {
     const nlohmann::json own_timeline = timeline();  // where it cannot be had, nobody is joined yet
     if (membership_.service.empty()) meet_by_mpi();
     const base::Settings& settings = base::settings();
+    const bool ucx = size() > 1 && wants_ucx();
+    // A process has one for each rank, a pidfd or a connection; UCX and MPI may do without.
+    const int to_ranks =
+        ucx || settings.backend == "ucx" || settings.backend == "mpi" ? 0 : size() - 1;
+    expect_descriptors(kToJoin + kToConnect + to_ranks + (membership_.serves ? size() + 1 : 0));
     const cluster::Job job = description();
     if (job.token.empty() && !cluster::is_loopback(membership_.service))
       base::log_once(base::LogLevel::warning,
@@ -121,7 +130,7 @@ class Job {
     hello["stragglers"] = settings.stragglers;
     hello["timeline"] = own_timeline;
     hello["backend"] = settings.backend;
-    hello["ucx"] = size() > 1 && wants_ucx();
+    hello["ucx"] = ucx;
     const std::vector<std::string> hellos =
         link_->exchange("processes", hello.dump(), join_timeout());
     std::vector<nlohmann::json> parsed;
@@ -233,6 +242,10 @@ class Job {
  private:
   int size() const { return int(membership_.addresses.size()); }
 
+  void expect_descriptors(int more) const {
+    base::expect_descriptors(more, fmt::format("this job of {} ranks", size()));
+  }
+
   void meet_to_leave() {
     try {
       link_->exchange("farewell", "", kFarewell);
@@ -325,6 +338,7 @@ class Job {
       neighbours.hellos.push_back(hellos[r]);
     }
     around.crowded = on_this_machine > cores.size();
+    expect_descriptors(kToConnect + int(neighbours.hellos.size()) - 1);
     if (neighbours.hellos.size() > 1) neighbourhood_ = shm_neighbourhood(neighbours);
     if (neighbours.hellos.size() == hellos.size()) return;
     around.neighbourhood = neighbourhood_;
@@ -472,6 +486,7 @@ class Job {
     }
     if (backend == "ucx" || backend == "tcp") ucx = backend == "ucx";
     const std::string name = ucx ? "ucx" : "tcp";
+    expect_descriptors(ucx ? kOfUcx : kToConnect + size() - 1);
     endpoint_ = ucx ? ucx_module().open(network_devices()) : open_tcp();
     std::vector<std::string> addresses;
     for (const std::string& text :

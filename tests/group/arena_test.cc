@@ -1,6 +1,8 @@
 #include "group/arena.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <tutti/error.h>
 #include <unistd.h>
 
@@ -75,6 +77,23 @@ TEST(Arena, KnowsWhatIsNotItsOwn) {
   int other = 0;
   EXPECT_EQ(arena.place_of(&other, sizeof(other)), Reach::kNowhere);
   EXPECT_EQ(arena.place_of(data.get(), size_t(1) << 50), Reach::kNowhere);
+}
+
+TEST(PeerArena, SaysThatDescriptorsAreMissing) {
+  const PeerArena::Origin peer = origin();
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{3, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string text;
+  try {
+    const PeerArena arena(peer);
+  } catch (const ResourceExhaustedError& error) {
+    text = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(text, ::testing::HasSubstr("rank 1"));
+  EXPECT_THAT(text, ::testing::HasSubstr("ulimit -n allows 3: raise it"));
 }
 
 TEST(Arena, RefusesMoreThanTheMachineHas) {

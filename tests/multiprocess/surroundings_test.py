@@ -7,7 +7,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from harness import Failed, Job, arguments, check, limit, run_cases  # noqa: E402
+from harness import Failed, Job, arguments, check, free_addresses, limit, run_cases, tf_config  # noqa: E402
 
 
 def finish(job, ok):
@@ -66,7 +66,41 @@ def a_killed_parent_is_named_while_its_child_lives(options):
     return f"after {1000 * slowest:.0f} ms at most"
 
 
-CASES = [a_killed_parent_is_named_while_its_child_lives, little_address_space_suffices, the_window_of_a_large_machine_fits]
+def start_under(job, limits, workers, environment=None):
+    """Starts workers, each under the limits of its rank, that only join."""
+    addresses = free_addresses(workers)
+    for rank in range(workers):
+        job.start(under(limits(rank), [job.program("surroundings_worker"), "join"]),
+                  {"TF_CONFIG": tf_config(addresses, rank), **(environment or {})})
+    job.all_started()
+
+
+def too_few_descriptors_are_an_error_with_the_number(options):
+    for backend in ("shm", "tcp"):
+        environment = {"TUTTI_BACKEND": backend}
+        with Job(options) as job:
+            start_under(job, lambda rank: "ulimit -n 64", 64, environment)
+            job.wait_for_end()
+            errors = [event for event in job.find("error") if event.subject == "ResourceExhaustedError" and re.search(
+                "this job of 64 ranks needs about [0-9]+ descriptors.*ulimit -n allows 64: raise it", event.text)]
+            check(len(errors) == 64, f"{backend}: {len(errors)} ranks say what is missing: {job.story()}")
+            job.expect_nothing_left()
+        # What it asks for is enough, and not much more than that.
+        needed = {}
+        for rank in (0, 1):
+            with Job(options) as job:
+                job.start(under("ulimit -n 16", [job.program("surroundings_worker"), "join"]),
+                          {"TF_CONFIG": tf_config(free_addresses(8), rank), **environment})
+                job.all_started()
+                job.wait_for_end()
+                needed[rank] = int(re.search("needs about ([0-9]+)", job.find("error")[0].text)[1])
+        check(needed[1] <= 32 and needed[0] <= 44, f"{backend}: {needed} are asked for")
+        with Job(options) as job:
+            start_under(job, lambda rank: f"ulimit -n {needed[min(rank, 1)]}", 8, environment)
+            finish(job, 8)
+
+
+CASES = [too_few_descriptors_are_an_error_with_the_number, a_killed_parent_is_named_while_its_child_lives, little_address_space_suffices, the_window_of_a_large_machine_fits]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/descriptors.h"
 #include "group/arena.h"
 
 namespace tutti::group {
@@ -60,6 +61,10 @@ class Processes : public Reach, public Members {
                             .inode = hello.at("inode"),
                             .first_segment = hello.at("bytes")});
       process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
+      if (process.pidfd < 0 && base::out_of_descriptors(errno))
+        throw ResourceExhaustedError(fmt::format("group: cannot watch rank {} ({}): {}", r,
+                                                 neighbours.addresses[r],
+                                                 base::describe_out_of_descriptors(errno)));
       if (process.pidfd < 0)
         throw UnavailableError(fmt::format("group: rank {} ({}), process {}, is gone", r,
                                            neighbours.addresses[r], process.pid));

@@ -140,7 +140,9 @@ class TcpTransport : public Transport {
   // A connection per rank; none to this one.
   TcpTransport(std::vector<File> files, int rank) : peers_(files.size()) {
     epoll_ = File(epoll_create1(EPOLL_CLOEXEC));
-    if (!epoll_) throw ResourceExhaustedError(fmt::format("tcp: no epoll: {}", problem(errno)));
+    if (!epoll_)
+      throw ResourceExhaustedError(
+          fmt::format("tcp: no epoll: {}; raise ulimit -n", problem(errno)));
     for (size_t r = 0; r < peers_.size(); ++r) {
       if (int(r) == rank) continue;
       peers_[r].file = std::move(files[r]);
@@ -608,6 +610,7 @@ class TcpEndpoint : public Endpoint {
       else
         error = errno;
     }
+    if (!listener_ && (error == EMFILE || error == ENFILE)) no_more_files(error);
     if (!listener_)
       throw UnavailableError(
           fmt::format("tcp: cannot listen on {}: {}; TUTTI_INTERFACES names the interface to use",
