@@ -184,19 +184,36 @@ std::shared_ptr<void> Arena::allocate_zeroed(size_t bytes) {
 
 PeerArena::PeerArena(Origin origin) : origin_(std::move(origin)) { map(0); }
 
+// Why the memory cannot be opened, with the remedy.
+std::string PeerArena::obstacle(int error) const {
+  const bool refused = error == EACCES || error == EPERM;
+  if (refused && !origin_.dumpable)
+    return "that process is not dumpable, so no other may open its files: its program has file "
+           "capabilities, is setuid, or called prctl(PR_SET_DUMPABLE, 0); take those away (setcap "
+           "-r), call prctl(PR_SET_DUMPABLE, 1) before the first group is made, or set "
+           "TUTTI_BACKEND=tcp on all workers";
+  if (refused && origin_.user != geteuid())
+    return fmt::format(
+        "that process runs as user {} and this one as user {}: workers on one host must run as the "
+        "same user",
+        origin_.user, geteuid());
+  if (refused)
+    return "workers on one host must run as the same user and group, with the same capabilities";
+  return "that process is gone, or the workers do not see each other in /proc";
+}
+
 std::byte* PeerArena::map(size_t segment) const {
   std::lock_guard lock(mutex_);
   if (std::byte* const other = segments_[segment].load()) return other;  // a thread was faster
   const std::string path = fmt::format("/proc/{}/fd/{}", origin_.pid, origin_.fd);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0 && base::out_of_descriptors(errno))
-    throw ResourceExhaustedError(
-        fmt::format("group: cannot open the shared memory of {}: {}", origin_.name, why()));
-  if (file < 0)
-    throw UnavailableError(
-        fmt::format("group: cannot open the shared memory of {}, or it is gone ({}): {}; workers "
-                    "on one host must run as the same user, and see each other in /proc",
-                    origin_.name, path, why()));
+  if (file < 0) {
+    const int error = errno;
+    const std::string text = fmt::format("group: cannot open the shared memory of {} ({}): {}",
+                                         origin_.name, path, why());
+    if (base::out_of_descriptors(error)) throw ResourceExhaustedError(text);
+    throw UnavailableError(fmt::format("{}; {}", text, obstacle(error)));
+  }
   if (inode_of(file) != origin_.inode) {
     close(file);
     throw UnavailableError(

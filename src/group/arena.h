@@ -89,6 +89,8 @@ class PeerArena {
     int fd;
     uint64_t inode;
     size_t first_segment;
+    uid_t user;
+    bool dumpable;  // others may look into the process
   };
   // UnavailableError with the remedy if its memory cannot be opened, ResourceExhaustedError if it
   // cannot be mapped; at() as well.
@@ -105,6 +107,7 @@ class PeerArena {
 
  private:
   std::byte* map(size_t segment) const;
+  std::string obstacle(int error) const;
 
   const Origin origin_;
   mutable std::mutex mutex_;

@@ -135,8 +135,13 @@ class Job {
         link_->exchange("processes", hello.dump(), join_timeout());
     std::vector<nlohmann::json> parsed;
     for (const std::string& text : hellos) parsed.push_back(nlohmann::json::parse(text));
-    look_around(hellos, parsed);
-    align_timelines(parsed);
+    try {
+      look_around(hellos, parsed);
+      align_timelines(parsed);
+    } catch (const Error& error) {
+      give_up(error);
+      throw;
+    }
   }
 
   int stragglers() const { return stragglers_; }
@@ -241,6 +246,16 @@ class Job {
 
  private:
   int size() const { return int(membership_.addresses.size()); }
+
+  // Tells the others why this rank does not take part, and stays until they know if it serves.
+  void give_up(const Error& error) {
+    const std::string& address = membership_.addresses[size_t(membership_.rank)];
+    progress_ = {};
+    link_->abort({membership_.rank, error.code(),
+                  fmt::format("rank {} ({}): {}", membership_.rank, address, error.what())});
+    link_.reset();
+    if (service_) service_->wait_until_quiet(kLinger);
+  }
 
   void expect_descriptors(int more) const {
     base::expect_descriptors(more, fmt::format("this job of {} ranks", size()));

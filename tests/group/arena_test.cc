@@ -17,7 +17,13 @@ namespace {
 // This process as a peer of itself.
 PeerArena::Origin origin() {
   const Arena& arena = Arena::mine();
-  return {"rank 1", getpid(), arena.fd(), inode_of(arena.fd()), arena.first_segment()};
+  return {.name = "rank 1",
+          .pid = getpid(),
+          .fd = arena.fd(),
+          .inode = inode_of(arena.fd()),
+          .first_segment = arena.first_segment(),
+          .user = geteuid(),
+          .dumpable = true};
 }
 
 size_t address_space() {

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -100,7 +101,28 @@ def too_few_descriptors_are_an_error_with_the_number(options):
             finish(job, 8)
 
 
-CASES = [too_few_descriptors_are_an_error_with_the_number, a_killed_parent_is_named_while_its_child_lives, little_address_space_suffices, the_window_of_a_large_machine_fits]
+def a_process_that_is_not_dumpable_is_the_reason(options):
+    user = {}
+    if os.geteuid() == 0:  # root may open anything
+        user = {"user": 65534, "group": 65534, "extra_groups": []}
+        try:
+            tool = os.path.join(options.build, "tools", "tutti")
+            subprocess.run([tool, "--help"], check=True, capture_output=True, cwd="/", **user)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"not tried: another user cannot run the programs ({error})"
+    with Job(options) as job:
+        addresses = free_addresses(2)
+        for rank, case in enumerate(("join", "undumpable")):
+            job.start([job.program("surroundings_worker"), case], {"TF_CONFIG": tf_config(addresses, rank)}, **user)
+        job.all_started()
+        job.wait_for_end()
+        texts = [event.text for event in job.find("error") if event.subject == "UnavailableError"]
+        check(len(texts) == 2 and all(word in text for text in texts for word in (
+            "rank 1", "not dumpable", "file capabilities", "PR_SET_DUMPABLE, 1", "TUTTI_BACKEND=tcp")), job.story())
+        job.expect_nothing_left()
+
+
+CASES = [a_process_that_is_not_dumpable_is_the_reason, too_few_descriptors_are_an_error_with_the_number, a_killed_parent_is_named_while_its_child_lives, little_address_space_suffices, the_window_of_a_large_machine_fits]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

@@ -1,6 +1,7 @@
 // What a healthy job survives of its surroundings, one case per run:
 //   surroundings_worker CASE [ARGUMENT]
 // Reports "ok", "error" for an error of Tutti's, or "wrong" with what is wrong.
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <tutti/tutti.h>
 #include <unistd.h>
@@ -84,6 +85,10 @@ void fork_children(int victim) {
 
 void run(const std::string& name, int argument) {
   if (name == "join") return Group::from_environment().barrier();
+  if (name == "undumpable") {
+    require(prctl(PR_SET_DUMPABLE, 0) == 0, "prctl");
+    return Group::from_environment().barrier();
+  }
   if (name == "grow") return grow();
   if (name == "fork") return fork_children(argument);
   throw std::runtime_error("there is no case " + name);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -59,7 +60,9 @@ class Processes : public Reach, public Members {
                             .pid = process.pid,
                             .fd = hello.at("fd"),
                             .inode = hello.at("inode"),
-                            .first_segment = hello.at("bytes")});
+                            .first_segment = hello.at("bytes"),
+                            .user = hello.at("user"),
+                            .dumpable = hello.at("dumpable")});
       process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
       if (process.pidfd < 0 && base::out_of_descriptors(errno))
         throw ResourceExhaustedError(fmt::format("group: cannot watch rank {} ({}): {}", r,
@@ -132,9 +135,15 @@ std::string shm_hello(const std::string& host) {
   const Cores mine = my_cores();
   for (size_t i = 0; i < mine.size(); ++i)
     if (mine[i]) cores.push_back(i);
-  return json{{"host", host},     {"machine", boot_id()},           {"pid", getpid()},
-              {"fd", arena.fd()}, {"bytes", arena.first_segment()}, {"inode", inode_of(arena.fd())},
-              {"cores", cores}}
+  return json{{"host", host},
+              {"machine", boot_id()},
+              {"pid", getpid()},
+              {"fd", arena.fd()},
+              {"bytes", arena.first_segment()},
+              {"inode", inode_of(arena.fd())},
+              {"cores", cores},
+              {"user", geteuid()},
+              {"dumpable", prctl(PR_GET_DUMPABLE) == 1}}
       .dump();
 }
 
