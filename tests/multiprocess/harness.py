@@ -2,6 +2,7 @@
 import argparse
 import json
 import os
+import random
 import re
 import resource
 import select
@@ -92,7 +93,15 @@ def arguments(description):
 
 
 def free_addresses(count):
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Below the ports that the kernel hands out, so that no connection takes one before its worker listens there."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        end = max(20000, int(file.read().split()[0]))
+    held = []
+    while len(held) < count:
+        try:
+            held.append(socket.create_server(("127.0.0.1", random.randrange(10000, end))))
+        except OSError:  # in use
+            pass
     addresses = ["127.0.0.1:%d" % s.getsockname()[1] for s in held]
     for s in held:
         s.close()

@@ -297,7 +297,7 @@ def main():
     if reason:
         print(f"skipped: {reason}")
         return 77
-    limit((3000 if LONG else 300) * slower(options))
+    limit((3000 if LONG else 900) * slower(options))
     print(f"seed {SEED}", flush=True)
     cases = BRIEF if options.brief and not LONG else CASES
     return run_cases([case for case in cases if options.only.replace(" ", "_") in case.__name__], options)

@@ -60,7 +60,9 @@ def the_end_of_a_chain_is_to_blame(options):
 def workers_are_watched_while_they_compute(options):
     """C241, C242"""
     with Job(options) as job:
-        job.start_directly(3, [job.program("launch_worker"), "health"], {"TUTTI_TOKEN": "sesame"})
+        started = job.start_directly(3, [job.program("launch_worker"), "health"], {"TUTTI_TOKEN": "sesame"})
+        job.wait("three workers that are checked", lambda: len(job.find("checked")) == 3)
+        started[1].kill()
         job.wait_for_end()
         check(len(job.find("ok")) == 2, f"not two workers are well: {job.story()}")
         codes = [process.returncode for process in job.processes]
@@ -131,7 +133,7 @@ def a_worker_that_never_starts_is_named(options):
         addresses = free_addresses(3)
         for rank in (0, 1):
             job.start([job.program("launch_worker"), "join"],
-                      {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_JOIN_TIMEOUT": "1"})
+                      {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_JOIN_TIMEOUT": "3"})
         job.all_started()
         errors = expect_error(job, "DeadlineExceededError", "rank 2", addresses[2])
         check(len(errors) == 2, f"not everybody failed: {job.story()}")
@@ -153,7 +155,7 @@ def another_token_is_refused(options):
         addresses = free_addresses(2)
         for rank, token in ((0, "sesame"), (1, "open")):
             job.start([job.program("launch_worker"), "join"],
-                      {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_TOKEN": token, "TUTTI_JOIN_TIMEOUT": "2"})
+                      {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_TOKEN": token, "TUTTI_JOIN_TIMEOUT": "3"})
         job.all_started()
         job.wait_for_end()
         said = sorted((event.subject, event.text) for event in job.find("error"))
