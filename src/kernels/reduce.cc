@@ -383,7 +383,7 @@ size_t traffic_per_element(const Reduction& r) {
 
 }  // namespace
 
-void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
+void reduce(std::span<const Reduction> batch, base::ThreadPool* pool, size_t cache) {
   size_t traffic = 0, written = 0;
   for (const Reduction& r : batch) {
     traffic += size_t(r.count) * traffic_per_element(r);
@@ -393,7 +393,7 @@ void reduce(std::span<const Reduction> batch, base::ThreadPool* pool) {
     for (const Reduction& r : batch) HWY_DYNAMIC_DISPATCH(reduce_range)(r, 0, r.count, false);
     return;
   }
-  const bool stream = written > base::topology().last_level_cache / 2;
+  const bool stream = written > (cache ? cache : base::topology().last_level_cache) / 2;
   std::vector<Chunk> chunks;
   for (const Reduction& r : batch) {
     // A multiple of 4096 elements, so that every chunk starts on a cache line of every output.

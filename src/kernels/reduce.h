@@ -27,8 +27,9 @@ struct Reduction {
 // Runs the whole batch as one piece of work. For n inputs the result is the tree T(n) = T(p) op T(n
 // - p), with p the largest power of two below n; 16-bit floats are widened, combined, and rounded
 // once. MEAN is the tree of SUM, divided. Every bit depends on the inputs alone: not on threads,
-// batches, alignment or the machine's vector length.
-void reduce(std::span<const Reduction> batch, base::ThreadPool* pool = nullptr);
+// batches, alignment or the machine's vector length. Outputs of more than half of `cache` bytes
+// bypass the cache; 0: of the machine's largest.
+void reduce(std::span<const Reduction> batch, base::ThreadPool* pool = nullptr, size_t cache = 0);
 
 // One reduction on the calling thread. With `stream`, the outputs bypass the cache.
 void reduce_here(const Reduction& reduction, bool stream);
