@@ -108,6 +108,18 @@ std::string run_workers(int ranks, const std::vector<std::string>& arguments) {
   return lines.str();
 }
 
+// A system that promises more memory than it has would end the ranks once they use it.
+void check_memory(int ranks, const BenchOptions& options) {
+  const size_t memory = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  size_t largest = options.min_bytes;
+  while (largest <= options.max_bytes / options.factor) largest *= options.factor;
+  if (largest > memory / size_t(ranks))
+    throw std::runtime_error(
+        fmt::format("{} ranks with {} each need more than the {:.1f} GiB of this machine; choose a "
+                    "smaller --max-bytes",
+                    ranks, size_text(largest), double(memory) / double(1 << 30)));
+}
+
 }  // namespace
 
 std::string size_text(size_t bytes) {
@@ -188,6 +200,7 @@ int bench(int argc, char** argv) {
     if (group.rank() == 0) std::ofstream(into) << lines.str();
     return 0;
   }
+  check_memory(ranks, options);
   if (backend == "in_process") {
     measure_threads(ranks, options, report);
   } else {

@@ -129,7 +129,7 @@ TEST(Bench, SaysThatThereIsNotSoMuchMemory) {
   Tool tool(
       on_threads({"-n", "2", "--min-bytes", "1099511627776", "--max-bytes", "1099511627776"}));
   EXPECT_EQ(tool.finish(), 1);
-  EXPECT_THAT(tool.err(), HasSubstr("tutti bench: "));
+  EXPECT_THAT(tool.err(), HasSubstr("tutti bench: 2 ranks with 1024 GiB each need more than the "));
 }
 
 #ifdef TUTTI_REAL_MODULES

@@ -148,7 +148,9 @@ TEST_F(Hosts, WorkersEndWhenTheLauncherIsKilled) {
   EXPECT_TRUE(tool.wait_for("pid ", 3));
   EXPECT_TRUE(tool.wait_for("\n", 3));
   tool.signal(SIGKILL);
-  for (const pid_t pid : printed_pids(tool.out()))
+  const std::vector<pid_t> pids = printed_pids(tool.out());
+  EXPECT_EQ(pids.size(), 3u);
+  for (const pid_t pid : pids)
     EXPECT_TRUE(eventually([&] { return !alive(pid) || state(pid) == 'Z'; })) << pid;
 }
 
