@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <tutti/error.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -59,46 +60,6 @@ const Loaded& loaded() {
   return *result;
 }
 
-// Threads that close what was left. The process waits for them before CUDA is taken down.
-class Farewells {
- public:
-  static Farewells& instance() {
-    static auto* const farewells = [] {
-      std::atexit([] { instance().finish(); });
-      return new Farewells;
-    }();
-    return *farewells;
-  }
-
-  void add(std::thread thread, std::shared_ptr<std::atomic<bool>> over) {
-    std::lock_guard lock(mutex_);
-    threads_.remove_if([](Parting& parting) {
-      if (parting.over->load()) parting.thread.join();
-      return !parting.thread.joinable();
-    });
-    threads_.push_back({std::move(thread), std::move(over)});
-  }
-
-  std::atomic<bool> ending = false, finished = false;  // of the process
-
- private:
-  struct Parting {
-    std::thread thread;
-    std::shared_ptr<std::atomic<bool>> over;
-  };
-
-  void finish() {
-    ending = true;
-    std::lock_guard lock(mutex_);
-    for (Parting& parting : threads_) parting.thread.join();
-    threads_.clear();
-    finished = true;
-  }
-
-  std::mutex mutex_;
-  std::list<Parting> threads_;
-};
-
 std::string described(const Enqueued& operation) {
   return described(operation.what, operation.number);
 }
@@ -120,10 +81,12 @@ const Gpus& gpus() {
 }
 
 StillWanted still_wanted(const Enqueued& operation, NcclLink::Others* others) {
-  return [operation, others, began = Clock::now(), looked = Clock::time_point{}]() mutable {
+  // Shared: a launch may ask on one thread for each card.
+  return [operation, others, began = Clock::now(),
+          looked = std::make_shared<std::atomic<Clock::time_point>>()] {
     const auto now = Clock::now();
-    if (now - looked < kLookAround) return;
-    looked = now;
+    if (now - looked->load() < kLookAround) return;
+    looked->store(now);
     if (others) others->check(described(operation));
     const auto timeout = operation.patience.timeout;
     if (timeout.count() && now - began >= timeout)
@@ -143,6 +106,7 @@ void await_reason(const StillWanted& check) {
 struct NcclLink::State {
   State(const Gpus& g, NcclCommunicators c, std::vector<int> on, std::unique_ptr<Others> o)
       : gpus(g), communicators(std::move(c)), cards(std::move(on)), others(std::move(o)) {}
+  ~State();
 
   struct UnderWay {
     Enqueued operation;
@@ -166,8 +130,6 @@ struct NcclLink::State {
   bool closing = false;
   bool aborted = false;
   std::optional<Clock::time_point> ending;  // the process, as far as the watch has seen
-  const std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);
-  std::thread watch;
 
   std::vector<device::Event> record() {
     std::vector<device::Event> events;
@@ -199,6 +161,60 @@ struct NcclLink::State {
   void abort() noexcept;
   void say_goodbye() noexcept;
 };
+
+// The threads that watch. At exit they are joined before CUDA, and what was made before them, is
+// taken down; a link may outlive its thread then.
+class NcclLink::Watches {
+ public:
+  static Watches& instance() {
+    static auto* const watches = [] {
+      std::atexit([] { instance().finish(); });
+      return new Watches;
+    }();
+    return *watches;
+  }
+
+  void add(const std::shared_ptr<State>& state) {
+    std::lock_guard lock(mutex_);
+    threads_.remove_if([](Watch& watch) {
+      if (watch.state.expired() && watch.process == getpid()) watch.thread.join();
+      return !watch.thread.joinable();
+    });
+    threads_.push_back({std::thread([state] { state->run(); }), state, getpid()});
+  }
+
+  std::atomic<bool> ending = false, finished = false;  // of the process
+
+ private:
+  struct Watch {
+    std::thread thread;
+    std::weak_ptr<State> state;  // expired once the link is gone and the thread is done
+    pid_t process;               // a forked child has none of its parent's threads
+  };
+
+  void finish() {
+    ending = true;
+    std::lock_guard lock(mutex_);
+    for (Watch& watch : threads_) {
+      if (watch.process != getpid()) continue;
+      if (const std::shared_ptr<State> state = watch.state.lock()) {
+        { std::lock_guard seen(state->mutex); }  // the thread waits, or sees `ending`
+        state->changed.notify_all();
+      }
+      watch.thread.join();
+    }
+    finished = true;
+  }
+
+  std::mutex mutex_;
+  std::list<Watch> threads_;
+};
+
+NcclLink::State::~State() {
+  if (!Watches::instance().finished) return;
+  // CUDA may be gone already.
+  for (auto& communicator : communicators) communicator.release();
+}
 
 // Tells everybody; the watch does the rest.
 void NcclLink::State::fail(ErrorCode code, std::string text) {
@@ -267,7 +283,7 @@ void NcclLink::State::look_at_time(UnderWay& first, Clock::time_point since) {
               fmt::format("{}: has waited {} on the GPU of {}{}", described(first.operation),
                           seconds(waited), me, late() ? ", which has not come to it" : ""));
   }
-  if (Farewells& farewells = Farewells::instance(); farewells.ending) {
+  if (Watches::instance().ending) {
     if (!ending) ending = now;
     if (now - *ending > kFarewell)
       throw CancelledError(fmt::format("{}: the process ends", described(first.operation)));
@@ -305,7 +321,7 @@ void NcclLink::State::look(Clock::time_point previous_end) {
 void NcclLink::State::run() {
   Clock::time_point previous_end{}, looked{};
   std::unique_lock lock(mutex);
-  while (!Farewells::instance().finished) {
+  while (true) {
     if (failure && !aborted) {
       lock.unlock();
       abort();
@@ -314,7 +330,7 @@ void NcclLink::State::run() {
       continue;
     }
     if (under_way.empty()) {
-      if (closing) break;
+      if (closing || Watches::instance().ending) break;
       changed.wait(lock);
       continue;
     }
@@ -345,15 +361,10 @@ void NcclLink::State::run() {
   const bool left = closing;
   lock.unlock();
   if (left) say_goodbye();
-  over->store(true);
 }
 
 void NcclLink::State::say_goodbye() noexcept {
   if (failure) return;
-  if (Farewells::instance().finished) {  // and CUDA may be gone already
-    for (auto& communicator : communicators) communicator.release();
-    return;
-  }
   gpus.nccl()->close(std::move(communicators), [until = Clock::now() + kFarewell] {
     if (Clock::now() > until) throw DeadlineExceededError("farewell");
   });
@@ -363,20 +374,16 @@ NcclLink::NcclLink(const Gpus& gpus, NcclCommunicators communicators, std::vecto
                    std::unique_ptr<Others> others)
     : state_(std::make_shared<State>(gpus, std::move(communicators), std::move(cards),
                                      std::move(others))) {
-  Farewells::instance();
-  state_->watch = std::thread([state = state_] { state->run(); });
+  Watches::instance().add(state_);
 }
 
 NcclLink::~NcclLink() {
-  std::thread watch;
   {
     std::lock_guard lock(state_->mutex);
     state_->closing = true;
     state_->others.reset();
-    watch = std::move(state_->watch);
   }
   state_->changed.notify_all();
-  Farewells::instance().add(std::move(watch), state_->over);
 }
 
 NcclCommunicator& NcclLink::communicator(size_t i) { return *state_->communicators[i]; }

@@ -50,8 +50,9 @@ class NcclLink {
   // One card for each communicator. `others` may be null.
   NcclLink(const Gpus& gpus, NcclCommunicators communicators, std::vector<int> cards,
            std::unique_ptr<Others> others);
-  // Never waits. What is under way goes on to its end or its deadline, watched by a thread that is
-  // joined before the process ends; a process that ends grants it two seconds more.
+  // Never waits. What is under way goes on to its end or its deadline, watched by a thread. At exit
+  // the threads of all links, those that still exist too, are joined: what is under way then gets
+  // two seconds more.
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
 
@@ -63,6 +64,7 @@ class NcclLink {
 
  private:
   struct State;
+  class Watches;
   const std::shared_ptr<State> state_;
 };
 

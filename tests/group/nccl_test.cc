@@ -8,6 +8,7 @@
 #include "group/ranks.h"
 #include "support/expect.h"
 #include "support/fake_nccl.h"
+#include "support/program.h"
 
 namespace tutti {
 namespace {
@@ -416,6 +417,16 @@ TEST_F(GpuRanks, CloseWhatIsDone) {
     std::this_thread::sleep_for(10ms);
   EXPECT_EQ(FakeNccl::instance().closed, 3);
   EXPECT_EQ(FakeNccl::instance().aborted, 0);
+}
+
+// Nothing runs any more when the program's own objects are destroyed. A child without the thread
+// does not wait for it.
+TEST(NcclLink, StopsItsWatchAtExit) {
+  for (const char* const what : {"watched", "hung"}) {
+    const testing::ProgramResult result = testing::run_program("", what);
+    EXPECT_EQ(result.status, 0);
+    EXPECT_EQ(result.output, "no thread is left\nno thread is left\n") << what;
+  }
 }
 
 }  // namespace

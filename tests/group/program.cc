@@ -4,13 +4,19 @@
 //   program twice      two groups fail, one after the other
 //   program fine       nothing fails
 //   program window     asks for shared memory
+//   program watched    exits, in a forked child too, while a link of NCCL exists
+//   program hung       the same while an operation of the link does not end
+#include <sys/wait.h>
 #include <tutti/tutti.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <thread>
 
 #include "group/arena.h"
+#include "support/fake_nccl.h"
 
 using namespace tutti;
 
@@ -34,10 +40,36 @@ void fail(const Group& group, const CommunicationOptions& options) {
   }
 }
 
+int threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return int(std::distance(begin(tasks), end(tasks)));
+}
+
+// Prints whether a thread is left after the handlers and destructors that are registered later.
+void leave_a_link(bool hang) {
+  static const int before = threads();
+  std::atexit([] { std::puts(threads() > before ? "a thread is left" : "no thread is left"); });
+  testing::FakeGpus& fake = testing::FakeGpus::make();
+  fake.runtime.hang = hang;
+  static auto* const link =
+      new group::NcclLink(fake.gpus, fake.gpus.nccl()->open_all(std::vector{0}, {}), {0}, nullptr);
+  static float data[1];
+  link->launch({{.kind = group::Collective::all_reduce, .dtype = DType::float32}, 1, {}}, [&] {
+    link->communicator().all_reduce(data, data, 1, DType::float32, ReduceOp::SUM, nullptr);
+  });
+  const pid_t child = fork();
+  if (!child) std::exit(0);
+  waitpid(child, nullptr, 0);
+}
+
 }  // namespace
 
 int main(int, char** argv) {
   const std::string what = argv[1];
+  if (what == "watched" || what == "hung") {
+    leave_a_link(what == "hung");
+    return 0;
+  }
   const CommunicationOptions soon{.timeout = std::chrono::milliseconds(100)};
   const std::vector<Group> groups = Group::in_process(2);
   meet(groups, 300);
