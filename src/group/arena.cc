@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/file.h"
 #include "base/descriptors.h"
+#include "base/file.h"
 #include "base/fork.h"
 
 namespace tutti::group {

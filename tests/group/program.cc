@@ -1,6 +1,7 @@
 // A small program whose ranks fail, for tests of what is decided once per process.
 //   program deadline   rank 1 of 2 does not come to the 301st operation
 //   program default    the same without a deadline of the call's own
+//   program never      rank 1 comes once rank 0 has warned that it waits, with a deadline of 0
 //   program twice      two groups fail, one after the other
 //   program fine       nothing fails
 //   program window     asks for shared memory
@@ -10,11 +11,13 @@
 #include <tutti/tutti.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <string>
 #include <thread>
 
+#include "base/log.h"
 #include "group/arena.h"
 #include "support/fake_nccl.h"
 
@@ -26,7 +29,7 @@ void meet(const std::vector<Group>& groups, int times) {
   std::vector<std::thread> threads;
   for (const Group& group : groups)
     threads.emplace_back([&group, times] {
-      for (int i = 0; i < times; ++i) group.barrier();
+      for (int i = 0; i < times; ++i) group.barrier({.timeout = std::chrono::seconds(60)});
     });
   for (std::thread& thread : threads) thread.join();
 }
@@ -62,6 +65,28 @@ void leave_a_link(bool hang) {
   waitpid(child, nullptr, 0);
 }
 
+// Rank 0 waits until it warns, or fails; rank 1 comes then.
+void wait_without_a_deadline(const std::vector<Group>& groups) {
+  const CommunicationOptions never{.timeout = std::chrono::milliseconds(0)};
+  std::atomic<bool> looked = false;
+  const auto look = [&] {
+    looked = true;
+    looked.notify_one();
+  };
+  base::set_log_sink([&](base::LogLevel, std::string_view text) {
+    std::printf("%s\n", std::string(text).c_str());
+    look();
+  });
+  std::thread first([&] {
+    fail(groups[0], never);
+    look();
+  });
+  looked.wait(false);
+  fail(groups[1], never);
+  first.join();
+  base::set_log_sink(nullptr);
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -81,6 +106,7 @@ int main(int, char** argv) {
     } catch (const ResourceExhaustedError& e) {
       std::printf("%s\n", e.what());
     }
+  if (what == "never") wait_without_a_deadline(groups);
   if (what == "twice") {
     fail(groups[0], soon);
     fail(groups[0], soon);  // the same error again
