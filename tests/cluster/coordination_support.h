@@ -71,6 +71,16 @@ class Child {
   std::FILE* out_;
 };
 
+inline bool has_ipv6() {
+  const int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  any.sin6_addr = in6addr_loopback;
+  const bool found = bind(fd, reinterpret_cast<sockaddr*>(&any), sizeof(any)) == 0;
+  close(fd);
+  return found;
+}
+
 // The most memory that a process has had at once.
 inline size_t peak_kib(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/status");
@@ -93,8 +103,12 @@ inline int threads_of_this_process() {
 // A connection to `address` that sends what it likes.
 class RawSocket {
  public:
-  explicit RawSocket(const std::string& address) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in to{};
+  explicit RawSocket(const std::string& address, in_addr_t source = INADDR_LOOPBACK)
+      : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in from{}, to{};
+    from.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(source);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&from), sizeof(from)), 0);
     to.sin_family = AF_INET;
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
@@ -106,6 +120,14 @@ class RawSocket {
 
   void send_bytes(const std::string& bytes) const {
     (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  // What comes within 20 s; empty if the connection ends.
+  std::string receive() const {
+    const timeval limit{20, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    char bytes[4096];
+    const ssize_t size = recv(fd_, bytes, sizeof(bytes), 0);
+    return {bytes, size > 0 ? size_t(size) : 0};
   }
 
  private:

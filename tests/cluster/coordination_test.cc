@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <map>
 #include <thread>
 
 #include "cluster/coordination_module.h"
@@ -526,12 +527,17 @@ TEST(Service, LeavesNoThreadBehind) {
   EXPECT_LE(testing::threads_of_this_process(), before);
 }
 
-// Calls the service's method without being of the job.
+// What a worker with the token "sesame" asks for by HTTP CONNECT: the HMAC with SHA-256 of "tutti:
+// join the coordination service".
+constexpr char kPass[] = "tutti-4885a542b567577e9a811e45c5b3f40bfea6dc65b30499dfa7e0fcd73a352deb";
+
+// Calls the service's method without being of the job. Without a pass, as any client of gRPC does.
 class StrangerCall {
  public:
   StrangerCall(const std::string& address, const std::string& hello,
-               const std::string& method = "/tutti.cluster.wire.Coordinator/Join")
-      : stub_(grpc::CreateChannel(address, grpc::InsecureChannelCredentials())) {
+               const std::string& method = "/tutti.cluster.wire.Coordinator/Join",
+               const std::string& pass = kPass)
+      : stub_(channel(address, pass)) {
     if (!hello.empty()) context_.AddMetadata("tutti-hello-bin", hello);
     context_.set_deadline(std::chrono::system_clock::now() + kLong);
     call_ = stub_.PrepareCall(&context_, method, &queue_);
@@ -558,6 +564,12 @@ class StrangerCall {
   }
 
  private:
+  static std::shared_ptr<grpc::Channel> channel(const std::string& address,
+                                                const std::string& pass) {
+    grpc::ChannelArguments arguments;
+    if (!pass.empty()) arguments.SetString("grpc.http_connect_server", pass);
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
   void next() {
     void* tag;
     bool ok;
@@ -577,6 +589,10 @@ TEST(Service, RefusesStrangers) {
   for (const std::string& hello : {std::string(), garbage, std::string("\x0a\x01x", 3)})
     EXPECT_EQ(StrangerCall(address, hello).end().error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_EQ(cluster.service->refused(), 3);
+  for (const std::string method : {"/tutti.cluster.wire.Coordinator/Join", "/other/Method"}) {
+    const grpc::Status status = StrangerCall(address, "", method, "").end();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  }
   EXPECT_EQ(StrangerCall(address, "", "/other/Method").end().error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
   // Metadata beyond the limit does not even reach the method.
@@ -590,11 +606,13 @@ TEST(Service, StoresNothingForStrangers) {
   const std::string address = service.line();
   join(job_of(1), address, 0);  // so that gRPC has allocated what it needs
   const size_t before = testing::peak_kib(service.pid());
-  for (const size_t mib : {1, 60, 200}) {
-    StrangerCall call(address, "");
-    call.write(std::string(mib << 20, 'x'));
-    EXPECT_EQ(call.end().error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  }
+  for (const size_t mib : {1, 60, 200})
+    for (const std::string pass : {kPass, ""}) {
+      StrangerCall call(address, "", "/tutti.cluster.wire.Coordinator/Join", pass);
+      call.write(std::string(mib << 20, 'x'));
+      EXPECT_EQ(call.end().error_code(),
+                pass.empty() ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::UNAUTHENTICATED);
+    }
   service.say("refused");
   EXPECT_EQ(service.line(), "3");
   EXPECT_LT(testing::peak_kib(service.pid()), before + (16 << 10));
@@ -632,6 +650,104 @@ TEST(Service, IsNotDisturbedByGarbage) {
   strangers.join();
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
   EXPECT_EQ(cluster.service->refused(), 0);  // nothing of it reached a method
+}
+
+TEST(Service, ListensOnNamesAndOnBothKindsOfAddresses) {
+  for (const std::string host : {"127.0.0.1", "localhost", "[::1]", "0.0.0.0", "[::]"}) {
+    if (host.starts_with('[') && !testing::has_ipv6()) continue;
+    const Job job = job_of(1);
+    const auto service = serve(job, host + ":0");
+    const std::string address = service->address();
+    EXPECT_THAT(address, ::testing::StartsWith(host + ":"));
+    EXPECT_ERROR(UnavailableError, "cannot listen on " + address, serve(job, address));
+    const auto rank = join(job, address, 0);
+    EXPECT_EQ(rank->exchange("a", "x", kLong), std::vector<std::string>{"x"});
+  }
+}
+
+// Sockets of this process that it has two descriptors of.
+int duplicated_sockets() {
+  std::map<std::string, int> descriptors;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry, gone);
+    if (target.starts_with("socket:")) ++descriptors[target];
+  }
+  return int(std::ranges::count_if(descriptors, [](const auto& d) { return d.second > 1; }));
+}
+
+bool comes_true(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kLong;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
+
+// The service can cut a connection by a second descriptor of it, until it has joined.
+TEST(Service, LetsGoOfTheConnectionThatJoins) {
+  for (const std::string host : {"127.0.0.1", "localhost", "[::1]", "[::]"}) {
+    if (host.starts_with('[') && !testing::has_ipv6()) continue;
+    const Job job = job_of(1);
+    const auto service = serve(job, host + ":0");
+    const int before = duplicated_sockets();
+    std::optional<testing::RawSocket> stranger;
+    if (host != "[::1]") {  // with a pass, but it never joins
+      stranger.emplace(service->address());
+      stranger->send_bytes("CONNECT " + std::string(kPass) + " HTTP/1.0\r\n\r\n");
+      EXPECT_TRUE(comes_true([&] { return duplicated_sockets() == before + 1; })) << host;
+    }
+    const auto rank = join(job, service->address(), 0);
+    EXPECT_TRUE(comes_true([&] { return duplicated_sockets() == before + stranger.has_value(); }))
+        << host;
+    stranger.reset();
+    EXPECT_TRUE(comes_true([&] { return duplicated_sockets() == before; })) << host;
+  }
+}
+
+int descriptors_of_this_process() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return int(std::distance(begin(files), end(files)));
+}
+
+// Connections that say `words` and then nothing cost a bounded number of descriptors, and a rank
+// comes in all the same.
+void expect_bounded(const Job& job, const std::string& words) {
+  const auto service = serve(job);
+  const auto first = join(job, service->address(), 0);
+  const int before = descriptors_of_this_process();
+  std::vector<std::unique_ptr<testing::RawSocket>> silent;
+  for (int i = 0; i < 600; ++i) {
+    silent.push_back(std::make_unique<testing::RawSocket>(service->address()));
+    silent.back()->send_bytes(words);
+  }
+  const auto second = join(job, service->address(), 1);
+  EXPECT_LE(descriptors_of_this_process() - before - int(silent.size()), 300);
+  EXPECT_EQ(first->failure(), std::nullopt);
+  first->put("a", "1");
+  EXPECT_EQ(second->get("a", kLong), "1");
+}
+
+TEST(Service, HoldsFewConnectionsThatDoNotJoin) {
+  for (const std::string& words :
+       {std::string(), std::string("CONNECT tutti-"),
+        "CONNECT " + std::string(kPass) + " HTTP/1.0\r\n\r\n",
+        "CONNECT " + std::string(kPass) + " HTTP/1.0\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"})
+    expect_bounded(job_of(2), words);
+}
+
+TEST(Service, AFloodFromOneHostCostsConnectionsOfThatHostOnly) {
+  const auto service = serve(job_of(1));
+  testing::RawSocket slow(service->address(), INADDR_LOOPBACK + 1);
+  slow.send_bytes("CONNECT ");
+  testing::RawSocket oldest(service->address());
+  std::vector<std::unique_ptr<testing::RawSocket>> flood;
+  for (int i = 0; i < 600; ++i)
+    flood.push_back(std::make_unique<testing::RawSocket>(service->address()));
+  EXPECT_EQ(oldest.receive(), "");
+  slow.send_bytes(std::string(kPass) + " HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(slow.receive(), ::testing::StartsWith("HTTP/1.1 200"));
 }
 
 class Tls : public ::testing::Test {
@@ -672,6 +788,20 @@ TEST_F(Tls, RefusesOtherAuthoritiesAndPlainText) {
                  join(stranger, address, 1, 500ms));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
   EXPECT_NE(join(job(), address, 1), nullptr);
+}
+
+TEST_F(Tls, HoldsFewConnectionsThatDoNotFinishTheHandshake) {
+  for (const std::string words : {"", "CONNECT tutti-tls HTTP/1.0\r\n\r\n"})
+    expect_bounded(job(), words);
+}
+
+TEST_F(Tls, NeedsTheTokenToo) {
+  Cluster cluster(2, 1, job());
+  Job wrong = job();
+  wrong.token = "open";
+  EXPECT_ERROR(UnauthenticatedError, "as rank 1: wrong token",
+               join(wrong, cluster.service->address(), 1));
+  EXPECT_EQ(cluster.service->refused(), 1);
 }
 
 TEST_F(Tls, RefusesACertificateOfAnotherAddress) {

@@ -222,28 +222,40 @@ std::string bits(int threads) {
   return "";
 }
 
-// All-reduces until the driver says "stop" to rank 0; "count" asks how many there were.
+void save_checkpoint(const Group& group) {
+  CollectiveAllReduceStrategy strategy(group);
+  const auto scope = strategy.scope();
+  const Variable weights =
+      Variable::create(Tensor::full({1000}, 0.5, DType::float32), {.name = "weights"});
+  Checkpoint("checkpoints", {weights}).save(1);
+  report("saved", group.rank());
+}
+
+// All-reduces until the driver says "stop" to rank 0; "count" asks how many there were, and "save"
+// for a checkpoint.
 std::string loop() {
   const Group group = Group::from_environment();
   report("ready", group.rank());
   std::vector<int64_t> data(30'000);
   for (int64_t i = 0;; ++i) {
-    int64_t stop = 0;
+    constexpr int64_t kStop = 1, kSave = 2;
+    int64_t request = 0;
     pollfd input{0, POLLIN, 0};
     if (group.rank() == 0 && poll(&input, 1, 0) > 0) {
       std::string line;
       std::getline(std::cin, line);
       if (line == "count") report("count", 0, std::to_string(i));
-      stop = line != "count";
+      if (line != "count") request = line == "save" ? kSave : kStop;
     }
     const size_t count = 2 + size_t(i * 7919) % (data.size() - 1);
     const std::span<int64_t> now(data.data(), count);
     for (size_t k = 0; k < count; ++k) now[k] = i + int64_t(k) + group.rank();
-    now[0] = stop;
+    now[0] = request;
     group.all_reduce(now, ReduceOp::SUM);
     for (size_t k = 1; k < count; ++k)
       require(now[k] == group.size() * (i + int64_t(k)) + sum_of_ranks(group), "a wrong sum");
-    if (now[0]) return std::to_string(i);
+    if (now[0] == kSave) save_checkpoint(group);
+    if (now[0] == kStop) return std::to_string(i);
   }
 }
 

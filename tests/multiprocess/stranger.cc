@@ -25,9 +25,12 @@ const cluster::ClusterModule& cluster_module() {
 }
 
 cluster::Job job_of(int ranks, const std::string& token, const std::string& version) {
+  const char* const heartbeat_timeout = std::getenv("TUTTI_HEARTBEAT_TIMEOUT");
   return {.addresses = std::vector<std::string>(size_t(ranks), "127.0.0.1:1"),
           .token = token,
-          .version = version};
+          .version = version,
+          .heartbeat_timeout =
+              std::chrono::seconds(heartbeat_timeout ? std::atoi(heartbeat_timeout) : 10)};
 }
 
 void serve(int ranks) {

@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
 """Strangers at the port of the coordination service, while a job computes: they get nothing and disturb nothing."""
 import os
+import resource
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
+import threading
+import time
 
 sys.dont_write_bytecode = True
-from harness import Failed, Job, arguments, check, free_addresses, limit, run_cases, tf_config  # noqa: E402
+from attack import KINDS  # noqa: E402
+from harness import LONG, Failed, Job, arguments, check, free_addresses, limit, run_cases, tf_config  # noqa: E402
 
 RANKS = 3
 TOKEN = "sesame"
+ATTACK_SECONDS = 60 if LONG else 5
+MOST_KIB, MOST_DESCRIPTORS = 64 << 10, 300  # that the attackers may cost the process with the service
 
 
 def connect(address):
@@ -86,17 +93,24 @@ class Computing:
         self.environment = environment
 
     def tell(self, line):
-        self.chief.stdin.write(line + "\n")
-        self.chief.stdin.flush()
+        try:
+            self.chief.stdin.write(line + "\n")
+            self.chief.stdin.flush()
+        except OSError:
+            raise Failed(f"the chief has ended: {self.job.story()}")
 
     def expect_progress(self, after):
         for _ in range(2):
             self.asked += 1
             self.tell("count")
-            self.job.wait(f"progress after {after}", lambda: len(self.job.find("count")) == self.asked)
+            self.job.wait(f"progress after {after}", self.answered)
             now = int(self.job.find("count")[-1].subject)
             check(now > self.last, f"no progress after {after}")
             self.last = now
+
+    def answered(self):
+        check(not self.job.find("error"), self.job.story())
+        return len(self.job.find("count")) == self.asked
 
     def stop(self):
         self.tell("stop")
@@ -182,7 +196,124 @@ def strangers_at_the_chief(options):
         return f"{computing.last} operations"
 
 
+class Usage:
+    """Watches the memory and the descriptors of a process."""
+
+    def __init__(self, pid):
+        self.pid, self.over = pid, threading.Event()
+        self.first = self.most = self.now()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def now(self):
+        with open(f"/proc/{self.pid}/status") as status:
+            kib = next((int(line.split()[1]) for line in status if line.startswith("VmRSS:")), 0)
+        return kib, len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def watch(self):
+        try:
+            while not self.over.wait(0.05):
+                self.most = tuple(map(max, self.most, self.now()))
+        except OSError:  # it has ended
+            pass
+
+    def expect_bounded(self):
+        self.over.set()
+        self.thread.join()
+        kib, descriptors = (most - first for most, first in zip(self.most, self.first))
+        check(kib <= MOST_KIB and descriptors <= MOST_DESCRIPTORS,
+              f"the process with the service grew by {kib} KiB and {descriptors} descriptors")
+        return f"grew by {kib} KiB and {descriptors} descriptors"
+
+
+def attack(job, address):
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attack.py")
+    return [job.start([sys.executable, script, kind, address, str(ATTACK_SECONDS)]) for kind in KINDS]
+
+
+def last_out(job, computing, attackers):
+    """The job makes progress until the attack is over."""
+    while any(attacker.poll() is None for attacker in attackers):
+        computing.expect_progress("an attack")
+        job.pause(0.2)
+    for attacker in attackers:
+        check(attacker.returncode == 0, job.output(attacker))
+
+
+def attacked_environment(options):
+    # A heartbeat that is late by more than three quarters of this fails the job.
+    return {"TUTTI_TOKEN": TOKEN, "TUTTI_TEST_MODULE": module(options),
+            "TUTTI_HEARTBEAT_TIMEOUT": "10" if options.sanitized else "2"}
+
+
+def attackers_at_a_service_of_its_own(options):
+    """Also while the workers join."""
+    with Job(options, 120) as job:
+        environment = attacked_environment(options)
+        pipes = {"stdin": subprocess.PIPE, "text": True}
+        service = job.start([job.program("stranger"), "serve", str(RANKS)], environment,
+                            stdout=subprocess.PIPE, **pipes)
+        address = service.stdout.readline().strip()
+        usage = Usage(service.pid)
+        attackers = attack(job, address)
+        addresses = free_addresses(RANKS)
+        started = time.monotonic()
+        workers = [job.start([job.program("launch_worker"), "loop"],
+                             {**environment, "TUTTI_COORDINATOR": address, "TF_CONFIG": tf_config(addresses, rank)},
+                             **pipes) for rank in range(RANKS)]
+        computing = Computing(job, workers[0], environment)
+        joined = time.monotonic() - started
+        check(attackers[-1].poll() is None or options.sanitized, f"the workers took {joined:.1f} s to join")
+        last_out(job, computing, attackers)
+        job.all_started()
+        computing.stop()
+        grown = usage.expect_bounded()
+        service.stdin.close()
+        job.wait_for_end()
+        check([process.returncode for process in workers + [service]] == [0] * (RANKS + 1), job.story())
+        job.expect_nothing_left()
+        return f"{grown}, joined in {joined:.1f} s, {computing.last} operations; " + told(job, attackers)
+
+
+def attackers_at_the_chief(options):
+    """Which has few descriptors, and writes a checkpoint meanwhile."""
+    with Job(options, 120) as job:
+        environment = attacked_environment(options)
+        addresses = free_addresses(RANKS)
+
+        def few_descriptors():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+        workers = [job.start([job.program("launch_worker"), "loop"],
+                             {**environment, "TF_CONFIG": tf_config(addresses, rank)},
+                             stdin=subprocess.PIPE, text=True, preexec_fn=few_descriptors) for rank in range(RANKS)]
+        computing = Computing(job, workers[0], environment)
+        computing.expect_progress("the start")
+        usage = Usage(workers[0].pid)
+        attackers = attack(job, addresses[0])
+        job.pause(ATTACK_SECONDS / 2)
+        computing.tell("save")
+        job.wait("a checkpoint", lambda: len(job.find("saved")) == RANKS)
+        folder = os.path.join(job.scratch, "checkpoints")
+        check(os.listdir(folder) == ["step-000000000001.safetensors"], f"{os.listdir(folder)} instead of a checkpoint")
+        shutil.rmtree(folder)
+        check(attackers[-1].poll() is None or options.sanitized, "the checkpoint came after the attack")
+        last_out(job, computing, attackers)
+        job.all_started()
+        grown = usage.expect_bounded()
+        computing.stop()
+        job.wait_for_end()
+        check([process.returncode for process in workers] == [0] * RANKS, job.story())
+        job.expect_nothing_left()
+        return f"{grown}, {computing.last} operations; " + told(job, attackers)
+
+
+def told(job, attackers):
+    return ", ".join(job.output(attacker).strip() for attacker in attackers)
+
+
 if __name__ == "__main__":
     options = arguments(__doc__).parse_args()
     limit(300)
-    sys.exit(run_cases([strangers_at_a_service_of_its_own, strangers_at_the_chief], options))
+    sys.exit(run_cases([strangers_at_a_service_of_its_own, strangers_at_the_chief,
+                        attackers_at_a_service_of_its_own, attackers_at_the_chief], options))

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/running_time.h"
+#include "cluster/grpc/acceptor.h"
 #include "cluster/grpc/grpc_cluster.h"
 #include "cluster/grpc/wire.h"
 
@@ -290,6 +291,8 @@ std::shared_ptr<grpc::Channel> channel_to(const Job& job, const std::string& ser
   arguments.SetMaxReceiveMessageSize(kLargestMessage);
   arguments.SetMaxSendMessageSize(kLargestMessage);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // The name of gRPC's own argument for the server that a proxy is asked for.
+  arguments.SetString("grpc.http_connect_server", pass_of(job));
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   // Each rank its own connection, also where several share a process.
@@ -319,6 +322,7 @@ void throw_refusal(const grpc::Status& status, const std::string& service, int r
       return refuse(ErrorCode::invalid_argument, status.error_message());
     case grpc::StatusCode::UNAVAILABLE:
       // What waiting does not mend; only gRPC's text tells it from a service that is not there.
+      if (says("response code 403")) refuse(ErrorCode::unauthenticated, kWrongToken);
       if (says("certificate verify failed"))
         refuse(ErrorCode::unauthenticated,
                fmt::format("the service's certificate is not from the authority {}", authority));

@@ -61,12 +61,11 @@ Pems read_pems(const Job& job) {
   return pems;
 }
 
-// A job with half of a configuration must not run in the clear.
+}  // namespace
+
 bool uses_tls(const Job& job) {
   return !job.certificate.empty() || !job.key.empty() || !job.authority.empty();
 }
-
-}  // namespace
 
 void check(const Job& job) {
   if (job.addresses.empty()) throw InvalidArgumentError("a job needs at least one address");

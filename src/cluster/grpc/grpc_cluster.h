@@ -19,6 +19,9 @@ std::unique_ptr<Coordination> join(const Job& job, const std::string& service, i
 // The errors that both can find in a job before they reach for the network.
 void check(const Job& job);
 
+// A job with half of a configuration must not run in the clear.
+bool uses_tls(const Job& job);
+
 // TLS with certificates on both sides where the job has them. NotFoundError, InvalidArgumentError:
 // a file is missing or cannot be read.
 std::shared_ptr<grpc::ServerCredentials> server_credentials(const Job& job);

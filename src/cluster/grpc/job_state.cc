@@ -36,8 +36,7 @@ JobState::JobState(const Job& job, const std::string& address, Outlet& outlet)
 void JobState::admit(const wire::Hello& hello, Time now) {
   // First, so that a stranger learns nothing else.
   if (!same_secret(hello.token(), job_.token))
-    throw UnauthenticatedError(
-        "wrong token; every worker of the job needs the TUTTI_TOKEN that the service has");
+    throw UnauthenticatedError(kWrongToken);
   if (hello.version() != job_.version)
     throw FailedPreconditionError(
         fmt::format("the worker runs version {} of Tutti and the service {}; install one version "

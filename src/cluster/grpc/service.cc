@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "cluster/grpc/acceptor.h"
 #include "cluster/grpc/grpc_cluster.h"
 #include "cluster/grpc/job_state.h"
 #include "cluster/grpc/wire.h"
@@ -111,7 +112,9 @@ class GrpcService final : public Service,
 
   std::string address_;
   std::thread timekeeper_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> external_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Acceptor> acceptor_;  // ends first: it hands connections to the others
 };
 
 // A rank's stream. There is always one read under way, until the stream is over.
@@ -169,26 +172,32 @@ class GrpcService::Session final : public ServerStream {
 };
 
 void GrpcService::listen(const Job& job, const std::string& address) {
+  acceptor_ = std::make_unique<Acceptor>(job, address);
+  address_ = fmt::format("{}:{}", address.substr(0, address.rfind(':')), acceptor_->port());
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(address, server_credentials(job), &port);
+  external_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      server_credentials(job));
   builder.RegisterService(this);
   builder.SetMaxReceiveMessageSize(kLargestMessage);
   builder.SetMaxSendMessageSize(kLargestMessage);
-  // Two services on one port would share its connections between them.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kLargestHello));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 4);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kStrangerTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kStrangerTimeoutMs);
   server_ = builder.BuildAndStart();
-  if (!server_ || port == 0)
-    throw UnavailableError(
-        fmt::format("cannot listen on {}: the address is in use by another process, or is not one "
-                    "of this machine's; choose another port, or the address that the other workers "
-                    "reach this machine at",
-                    address));
-  address_ = fmt::format("{}:{}", address.substr(0, address.rfind(':')), port);
+  if (!server_)
+    throw InternalError(fmt::format("cannot serve on {}: gRPC did not start its server", address));
+  acceptor_->start(
+      [this](int fd) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+        connection.fd = fd;
+        external_->HandleNewConnection(&connection);
+      },
+      [this](const std::string&) {
+        std::lock_guard lock(mutex_);
+        ++refused_;
+      });
 }
 
 void GrpcService::keep_time() {
@@ -208,6 +217,7 @@ ServerStream* GrpcService::Join(grpc::CallbackServerContext* context) {
     state_.admit(hello, Clock::now());
     auto* const session = new Session(*this, *context, hello.rank());
     sessions_[hello.rank()] = session;
+    acceptor_->joined(context->peer());
     state_.welcome(hello.rank());
     return session;
   } catch (const Error& error) {

@@ -22,6 +22,8 @@ using Clock = std::chrono::steady_clock;
 inline constexpr char kHelloKey[] = "tutti-hello-bin";
 inline constexpr size_t kLargestHello = 16 << 10;
 inline constexpr size_t kLargestToken = 4 << 10;
+inline constexpr char kWrongToken[] =
+    "wrong token; every worker of the job needs the TUTTI_TOKEN that the service has";
 
 inline constexpr size_t kLargestName = 1 << 10;
 inline constexpr size_t kLargestTotal = 64 << 20;  // of an exchange, and of all keys
