@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -255,9 +256,12 @@ class Attempt {
     while (workers_.running() > 0) {
       wait();
       act_on_deadlines();
+      say_refusals();
     }
     workers_.end();
     take_rest();
+    service_.reset();  // tells the rest of what it refused
+    say_refusals();
     const Outcome outcome = report();
     flush();
     return outcome;
@@ -265,6 +269,12 @@ class Attempt {
 
  private:
   void say(const std::string& text) { err_.add("", "tutti run: " + text); }
+
+  void say_refusals() {
+    std::lock_guard lock(refusals_mutex_);
+    for (const std::string& refused : std::exchange(refusals_, {}))
+      say("the coordination service refused " + refused);
+  }
 
   void start() {
     const int n = program_.workers;
@@ -328,7 +338,11 @@ class Attempt {
                              .certificate = settings.tls_certificate,
                              .key = settings.tls_key,
                              .authority = settings.tls_authority,
-                             .heartbeat_timeout = settings.heartbeat_timeout};
+                             .heartbeat_timeout = settings.heartbeat_timeout,
+                             .on_refused = [this](const std::string& refused) {
+                               std::lock_guard lock(refusals_mutex_);
+                               refusals_.push_back(refused);
+                             }};
       try {
         service_ = module->serve(job, address);
       } catch (const UnavailableError&) {
@@ -499,6 +513,8 @@ class Attempt {
   Sink& out_;
   Sink& err_;
   Keyboard keyboard_;
+  std::mutex refusals_mutex_;
+  std::vector<std::string> refusals_;          // that the service has told of
   std::unique_ptr<cluster::Service> service_;  // outlives the workers
   Workers workers_;
 

@@ -24,6 +24,9 @@ struct Job {
   std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
   bool chief_serves = false;  // the service is in rank 0's process, and is gone when that is
+  // Hears of workers that the service refuses: "10.0.0.3 (wrong token)". At once, and at most once
+  // a second; on a thread of the service that does nothing else.
+  std::function<void(const std::string& refused)> on_refused = {};
 };
 
 // Why a job cannot go on. The text names the rank and its address.

@@ -288,7 +288,10 @@ class Job {
             .key = settings.tls_key,
             .authority = settings.tls_authority,
             .heartbeat_timeout = settings.heartbeat_timeout,
-            .chief_serves = settings.coordinator.empty()};
+            .chief_serves = settings.coordinator.empty(),
+            .on_refused = [](const std::string& refused) {
+              base::log(base::LogLevel::warning, "the coordination service refused " + refused);
+            }};
   }
 
   // Under mpirun: MPI tells all where the first rank serves.

@@ -25,6 +25,20 @@ std::string in_mib(size_t bytes) { return fmt::format("{:.4g} MiB", double(bytes
 
 }  // namespace
 
+void Refusals::add(const std::string& refused) {
+  constexpr size_t kMost = 8;
+  if (std::ranges::find(refused_, refused) != refused_.end()) return;
+  if (refused_.size() == kMost)
+    ++more_;
+  else
+    refused_.push_back(refused);
+}
+
+std::string Refusals::text() const {
+  return fmt::format("{}{}", fmt::join(refused_, ", "),
+                     more_ ? fmt::format(" and {} more", more_) : "");
+}
+
 JobState::JobState(const Job& job, const std::string& address, Outlet& outlet)
     : job_(job),
       host_(host_in(address)),
@@ -343,13 +357,17 @@ std::string JobState::name(int rank) const {
 
 std::string JobState::names_of_missing(const OpenExchange& exchange) const {
   std::vector<std::string> missing;
+  bool absent = false;
   for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
     if (exchange.values.contains(rank)) continue;
     missing.push_back(name(rank));
-    if (members_[rank].presence == Presence::absent)
-      missing.back().insert(missing.back().size() - 1, ", has not joined");
+    if (members_[rank].presence != Presence::absent) continue;
+    missing.back().insert(missing.back().size() - 1, ", has not joined");
+    absent = true;
   }
-  return fmt::format("{}", fmt::join(missing, ", "));
+  return fmt::format(
+      "{}{}", fmt::join(missing, ", "),
+      absent && !refusals_.empty() ? "; refused meanwhile: " + refusals_.text() : "");
 }
 
 }  // namespace tutti::cluster

@@ -13,6 +13,18 @@
 
 namespace tutti::cluster {
 
+// Workers that were turned away, for one line of text: each host and reason once, and not too many.
+class Refusals {
+ public:
+  void add(const std::string& refused);
+  bool empty() const { return refused_.empty(); }
+  std::string text() const;
+
+ private:
+  std::vector<std::string> refused_;
+  int more_ = 0;
+};
+
 class JobState {
  public:
   using Time = Clock::time_point;
@@ -32,6 +44,7 @@ class JobState {
   // outlet reaches it.
   void admit(const wire::Hello& hello, Time now);
   void welcome(int rank);
+  void refused(const std::string& refused) { refusals_.add(refused); }  // for errors to say
 
   void handle(int rank, const wire::ToService& message, Time now);
   void closed(int rank);  // its stream ended: it is lost, unless it has said goodbye
@@ -103,6 +116,7 @@ class JobState {
   std::map<std::string, std::string> keys_;
   size_t bytes_of_keys_ = 0;
   std::vector<WaitingGet> gets_;
+  Refusals refusals_;
   Time next_heartbeat_;
   Time last_heard_;  // from any rank
 };

@@ -20,6 +20,8 @@ using ServerStream = grpc::ServerBidiReactor<wire::ToService, wire::FromService>
 
 // A connection that says nothing, or has nothing to say any more, is closed after this.
 constexpr int kStrangerTimeoutMs = 10'000;
+constexpr std::chrono::seconds kReportInterval{1};
+constexpr size_t kLargestReason = 200;
 
 wire::Hello hello_of(const grpc::CallbackServerContext& context) {
   const auto& metadata = context.client_metadata();
@@ -27,7 +29,8 @@ wire::Hello hello_of(const grpc::CallbackServerContext& context) {
   wire::Hello hello;
   if (found == metadata.end() ||
       !hello.ParseFromArray(found->second.data(), static_cast<int>(found->second.size())))
-    throw UnauthenticatedError("this is a coordination service of Tutti; only its workers join");
+    throw UnauthenticatedError(
+        "the call is not one of a worker of Tutti; only workers join a coordination service");
   return hello;
 }
 
@@ -55,6 +58,8 @@ class GrpcService final : public Service,
       : state_(job, address, *this), sessions_(job.addresses.size()) {
     listen(job, address);
     timekeeper_ = std::thread([this] { keep_time(); });
+    if (job.on_refused)
+      reporter_ = std::thread([this, report = job.on_refused] { report_refusals(report); });
   }
 
   ~GrpcService() override {
@@ -64,6 +69,7 @@ class GrpcService final : public Service,
       changed_.notify_all();
     }
     timekeeper_.join();
+    if (reporter_.joinable()) reporter_.join();
     server_->Shutdown(std::chrono::system_clock::now());
   }
 
@@ -97,6 +103,8 @@ class GrpcService final : public Service,
 
   void listen(const Job& job, const std::string& address);
   void keep_time();
+  void refuse(const std::string& host, std::string_view why);
+  void report_refusals(const std::function<void(const std::string&)>& report);
 
   ServerStream* Join(grpc::CallbackServerContext* context) override;
   void send(int rank, wire::FromService message) override;
@@ -108,10 +116,11 @@ class GrpcService final : public Service,
   std::vector<Session*> sessions_;  // by rank; they end themselves
   JobState::Time alarm_ = JobState::Time::max();
   int64_t refused_ = 0;
+  Refusals unreported_;
   bool stopping_ = false;
 
   std::string address_;
-  std::thread timekeeper_;
+  std::thread timekeeper_, reporter_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> external_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;  // ends first: it hands connections to the others
@@ -194,9 +203,9 @@ void GrpcService::listen(const Job& job, const std::string& address) {
         connection.fd = fd;
         external_->HandleNewConnection(&connection);
       },
-      [this](const std::string&) {
+      [this](const std::string& host) {
         std::lock_guard lock(mutex_);
-        ++refused_;
+        refuse(host, kWrongToken);
       });
 }
 
@@ -207,6 +216,31 @@ void GrpcService::keep_time() {
     if (state_.empty()) changed_.notify_all();
     alarm_ = state_.next_tick();
     changed_.wait_until(lock, alarm_);
+  }
+}
+
+// Needs the mutex.
+void GrpcService::refuse(const std::string& host, std::string_view why) {
+  ++refused_;
+  why = why.substr(0, why.find(';'));  // the rest is advice to the worker
+  std::string refused = fmt::format("{} ({})", host, why.substr(0, kLargestReason));
+  for (char& c : refused)  // it goes to a log, and the worker has chosen a part of it
+    if (static_cast<unsigned char>(c) < ' ' || static_cast<unsigned char>(c) > '~') c = '?';
+  state_.refused(refused);
+  unreported_.add(refused);
+  changed_.notify_all();
+}
+
+void GrpcService::report_refusals(const std::function<void(const std::string&)>& report) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || !unreported_.empty(); });
+    if (unreported_.empty()) return;
+    const std::string text = std::exchange(unreported_, {}).text();
+    lock.unlock();
+    report(text);
+    lock.lock();
+    changed_.wait_for(lock, kReportInterval, [&] { return stopping_; });
   }
 }
 
@@ -221,7 +255,7 @@ ServerStream* GrpcService::Join(grpc::CallbackServerContext* context) {
     state_.welcome(hello.rank());
     return session;
   } catch (const Error& error) {
-    ++refused_;
+    refuse(host_of(context->peer()), error.what());
     return new Refusal(grpc::Status(status_code(error.code()), error.what()));
   } catch (const std::exception& error) {
     return new Refusal(grpc::Status(grpc::StatusCode::INTERNAL, error.what()));
