@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/module.h"
+#include "base/running_time.h"
 #include "base/settings.h"
 #include "device/failure.h"
 
@@ -347,6 +348,8 @@ void NcclLink::State::run() {
         continue;
       }
       if (const auto now = Clock::now(); now - looked >= kLookAround) {
+        // The process was suspended, and its peers perhaps with it: a new period for all.
+        if (now - looked > base::RunningTime::kSuspended) previous_end = now;
         looked = now;
         look(previous_end);
       }
