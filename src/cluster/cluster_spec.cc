@@ -165,6 +165,9 @@ bool is_chief(const ClusterSpec& cluster, const std::string& task_type, int task
 
 int worker_count(const ClusterSpec& cluster, const std::string& task_type) {
   validate_cluster_spec(cluster, task_type);
+  if (cluster.contains(task_type) && cluster.num_tasks(task_type) == 0)
+    throw InvalidArgumentError(
+        fmt::format("worker_count: the job \"{}\" has no tasks; list their addresses", task_type));
   if (task_type == "chief" || task_type == "worker")
     return count_of(cluster, "chief") + count_of(cluster, "worker");
   // An evaluator that is not listed counts itself.

@@ -17,8 +17,8 @@ struct TFConfig {
   std::optional<std::string> session_master = {};
 };
 
-// All empty for an empty text. InvalidArgumentError, naming TF_CONFIG, where it is malformed, names
-// a job that is not known, or leaves an address out. Whether the task is in the cluster is left to
+// All empty for an empty text. InvalidArgumentError, naming TF_CONFIG, if it is malformed or leaves
+// an address out. Whether the jobs are known, and the task is one of theirs, is left to
 // validate_cluster_spec.
 TFConfig parse_tf_config(std::string_view text);
 

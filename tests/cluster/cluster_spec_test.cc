@@ -256,6 +256,16 @@ TEST(WorkerCount, CountsAnEvaluatorThatIsNotListed) {
   EXPECT_EQ(worker_count(kWorkers, "evaluator"), 1);
 }
 
+TEST(WorkerCount, RefusesAJobWithoutTasks) {
+  const std::string expected = "worker_count: the job \"worker\" has no tasks";
+  EXPECT_ERROR(InvalidArgumentError, expected, worker_count({{{"worker", {}}}}, "worker"));
+  EXPECT_ERROR(InvalidArgumentError, expected,
+               worker_count({{{"chief", {"a:1"}}, {"worker", {}}}}, "worker"));
+  EXPECT_EQ(worker_count({{{"chief", {"a:1"}}, {"worker", {}}}}, "chief"), 1);
+  EXPECT_ERROR(InvalidArgumentError, "the job \"evaluator\" has no tasks",
+               worker_count({{{"evaluator", {}}, {"worker", {"a:1"}}}}, "evaluator"));
+}
+
 TEST(WorkerCount, RefusesPs) {
   EXPECT_ERROR(InvalidArgumentError, "task_type is \"ps\"; expected chief, worker or evaluator",
                worker_count(kCluster, "ps"));

@@ -1,6 +1,7 @@
 #include "cluster/tf_config.h"
 
 #include "cluster/environment.h"
+#include "cluster/membership.h"
 #include "support/expect.h"
 
 namespace tutti {
@@ -147,8 +148,6 @@ TEST_F(TFConfigTest, QuotesWhatIsWrong) {
       {R"({"cluster": {"worker": ["a:1", ]}})", "not valid JSON: parse error at line 1"},
       {R"([1])", "expected an object with \"cluster\" and \"task\", got [1]"},
       {R"({"cluster": ["a:1"]})", "cluster: expected an object"},
-      {R"({"cluster": {"gardener": ["a:1"]}})",
-       "\"cluster\" names the job \"gardener\"; expected chief, worker, evaluator or ps"},
       {R"({"cluster": {"worker": ["a:1", "b"]}})",
        "cluster: task 1 of the job \"worker\" has the address \"b\"; expected HOST:PORT"},
       {R"({"cluster": {"worker": ["a:1", ""]}})",
@@ -173,6 +172,19 @@ TEST_F(TFConfigTest, QuotesWhatIsWrong) {
         ::tutti::testing::error_of<InvalidArgumentError>([&] { cluster::parse_tf_config(text); }),
         StartsWith("TF_CONFIG: "));
   }
+}
+
+// Whether the jobs are known matters to those that train, not to those that ask for the task.
+TEST_F(TFConfigTest, WithUnknownJobsStillAnswers) {
+  set("TF_CONFIG", R"({"cluster": {"gardener": ["a:1", "b:1"], "worker": ["c:1"]},
+                       "task": {"type": "gardener", "index": 1}})");
+  const TFConfigClusterResolver resolver;
+  EXPECT_EQ(resolver.task_type(), "gardener");
+  EXPECT_EQ(resolver.task_id(), 1);
+  EXPECT_EQ(resolver.cluster_spec().num_tasks("gardener"), 2);
+  EXPECT_EQ(resolver.master(), "b:1");
+  EXPECT_ERROR(InvalidArgumentError, "TF_CONFIG: the cluster names the job \"gardener\"; expected",
+               cluster::membership_from_environment());
 }
 
 TEST_F(TFConfigTest, IsAnErrorInEveryAnswer) {
