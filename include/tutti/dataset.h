@@ -31,6 +31,13 @@ class DatasetNode;
 class DatasetCursor;
 }  // namespace detail
 
+// What all elements of a dataset have in common in one component.
+struct TensorSpec {
+  DType dtype;
+  std::vector<int64_t> shape;  // -1 for an extent that may differ
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
 // One run over a Dataset. Movable, not copyable; for one thread at a time.
 class DatasetIterator {
  public:
@@ -61,16 +68,17 @@ class Dataset {
   // Sources. Text and file names are uint8 tensors of their bytes; see text().
   static Dataset range(int64_t stop);  // int64 scalars 0 to stop - 1
   static Dataset range(int64_t start, int64_t stop, int64_t step = 1);
-  static Dataset from_tensors(Components components);  // one element
-  static Dataset from_tensor_slices(
-      Components components);  // one element per row; as many rows in each
+  static Dataset from_tensors(Components components);        // one element
+  static Dataset from_tensor_slices(Components components);  // one per row; as many rows in each
+  static Dataset from_tensor_slices(Tensor tensor);
   // `start` is called once per run and returns a function that gives the elements one by one. Saved
   // by its position: a restored run asks for the earlier elements again and drops them.
   static Dataset from_generator(std::function<Generator()> start);
   // The files that match a glob pattern, sorted by name. NotFoundError where none does.
   static Dataset list_files(const std::string& pattern);
-  static Dataset text_lines(
-      std::vector<std::string> files);  // one element per line, without its end
+  static Dataset text_lines(std::vector<std::string> files);  // one per line, without its end
+  // The records of TFRecord files, uncompressed. DataLossError if a checksum is wrong.
+  static Dataset tfrecords(std::vector<std::string> files);
   // Records of `record_bytes` each, after `header_bytes` and before `footer_bytes` of every file.
   static Dataset fixed_length_records(std::vector<std::string> files, int64_t record_bytes,
                                       int64_t header_bytes = 0, int64_t footer_bytes = 0);
@@ -79,27 +87,48 @@ class Dataset {
   // `fn` runs on up to `num_parallel_calls` threads; the order of the elements stays.
   Dataset map(std::function<Components(const Components&)> fn, int num_parallel_calls = 1) const;
   Dataset filter(std::function<bool(const Components&)> keep) const;
+  Dataset take_while(std::function<bool(const Components&)> predicate) const;
   // Joins elements along a new first axis; they must agree in dtypes and shapes.
   Dataset batch(int64_t batch_size, bool drop_remainder = false) const;
+  // The same for other shapes: each component is padded at its ends to the shape given for it, or
+  // if none is, or by an extent of -1, to the largest in the batch. With 0, or with its scalar of
+  // `padding_values`.
+  Dataset padded_batch(int64_t batch_size, std::vector<std::vector<int64_t>> padded_shapes = {},
+                       Components padding_values = {}, bool drop_remainder = false) const;
   Dataset unbatch() const;
+  // The rows of batches in batches of another size; several sizes take turns.
+  Dataset rebatch(int64_t batch_size, bool drop_remainder = false) const;
+  Dataset rebatch(std::vector<int64_t> batch_sizes, bool drop_remainder = false) const;
   // Draws from a buffer of `buffer_size` elements. Each run within a repeat draws another order
   // unless told otherwise.
   Dataset shuffle(int64_t buffer_size, uint64_t seed, bool reshuffle_each_iteration = true) const;
-  Dataset repeat() const;  // for ever
-  Dataset repeat(int64_t count) const;
-  Dataset take(int64_t count) const;
-  Dataset skip(int64_t count) const;
-  Dataset shard(int64_t num_shards,
-                int64_t index) const;  // every num_shards-th element, from `index` on
-  static Dataset zip(
-      std::vector<Dataset> datasets);  // components side by side; as long as the shortest
-  Dataset concatenate(const Dataset& other) const;
+  Dataset repeat(int64_t count = -1) const;  // -1: without end
+  Dataset take(int64_t count) const;         // -1: all
+  Dataset skip(int64_t count) const;         // -1: all
+  // Every num_shards-th element, from `index` on.
+  Dataset shard(int64_t num_shards, int64_t index) const;
+  Dataset enumerate(int64_t start = 0) const;  // with its number, an int64 scalar, in front
+  // Components side by side; as long as the shortest.
+  static Dataset zip(std::vector<Dataset> datasets);
+  Dataset concatenate(const Dataset& other) const;  // InvalidArgumentError if dtypes differ
+  // Each element from one of the datasets, drawn by `weights`, equal ones unless given. A dataset
+  // at its end is left out, or ends them all. Each run draws the same unless told otherwise.
+  static Dataset sample_from_datasets(std::vector<Dataset> datasets, std::vector<double> weights,
+                                      uint64_t seed, bool stop_on_empty_dataset = false,
+                                      bool rerandomize_each_iteration = false);
   // fn of each element is a dataset; takes `block_length` elements from each of `cycle_length` of
-  // them in turn.
+  // them in turn. Up to `num_parallel_calls` of them are read ahead, each on a thread of its own;
+  // the order of the elements stays.
   Dataset interleave(std::function<Dataset(const Components&)> fn, int64_t cycle_length,
-                     int64_t block_length = 1) const;
-  Dataset prefetch(int64_t buffer_size) const;  // reads ahead on a thread of its own
+                     int64_t block_length = 1, int num_parallel_calls = 1) const;
+  Dataset flat_map(std::function<Dataset(const Components&)> fn) const;  // one after the other
+  Dataset prefetch(int64_t buffer_size) const;  // reads ahead on a thread of its own; 0: does not
   Dataset cache() const;                        // in memory, filled by the first complete run
+
+  // state = fn(state, element) for all elements, from `initial_state` on. Dtypes stay.
+  Components reduce(
+      Components initial_state,
+      const std::function<Components(const Components& state, const Components&)>& fn) const;
 
   // From the start, or from where `state` was saved. DataLossError where the state is damaged or of
   // another dataset.
@@ -110,6 +139,10 @@ class Dataset {
   class Range;
   Range begin() const;
   std::default_sentinel_t end() const { return {}; }
+
+  // A spec for each component. What only a function knows (of map, say) is looked up in the first
+  // element that it makes, extents aside; nothing if there is none.
+  std::vector<TensorSpec> element_spec() const;
 
   // Number of elements, where it is known without running: -1 is infinite, -2 unknown.
   int64_t cardinality() const;

@@ -1,7 +1,10 @@
 // Steps that run several pipelines, or one of them several times.
+#include <cmath>
 #include <mutex>
 
 #include "input/dataset_node.h"
+#include "input/elements.h"
+#include "input/random.h"
 
 namespace tutti {
 
@@ -106,12 +109,39 @@ class JoinNode : public DatasetNode {
     return std::ranges::all_of(inputs_, [](const NodePtr& input) { return input->reads_files(); });
   }
   NodePtr files_sharded(int64_t num_shards, int64_t index) const override {
-    std::vector<NodePtr> sharded;
-    for (const NodePtr& input : inputs_) sharded.push_back(input->files_sharded(num_shards, index));
-    return std::make_shared<Self>(std::move(sharded));
+    auto copy = std::make_shared<Self>(static_cast<const Self&>(*this));
+    for (NodePtr& input : copy->inputs_) input = input->files_sharded(num_shards, index);
+    return copy;
+  }
+  bool elements_alike() const override {
+    return std::ranges::all_of(inputs_,
+                               [](const NodePtr& input) { return input->elements_alike(); });
   }
 
  protected:
+  // Elements of which each comes from one of the inputs.
+  std::optional<Specs> common_spec(bool look) const {
+    std::optional<Specs> common;
+    for (const NodePtr& input : inputs_) {
+      const std::optional<Specs> other = input->spec(look);
+      if (!other || other->empty()) {
+        if (look) continue;  // it has no elements
+        return {};
+      }
+      if (!common) common = other;
+      for (size_t i = 0; i < std::min(common->size(), other->size()); ++i) {
+        std::vector<int64_t>& shape = (*common)[i].shape;
+        if (shape.size() != (*other)[i].shape.size())
+          throw InvalidArgumentError(fmt::format(
+              "element_spec: component {} has {} axes in one dataset and {} in another, "
+              "so it has no shape",
+              i, shape.size(), (*other)[i].shape.size()));
+        for (size_t axis = 0; axis < shape.size(); ++axis)
+          if (shape[axis] != (*other)[i].shape[axis]) shape[axis] = -1;
+      }
+    }
+    return common;
+  }
   std::string described(const char* step) const {
     std::string text;
     for (const NodePtr& input : inputs_) text += (text.empty() ? "" : ", ") + input->describe();
@@ -137,6 +167,15 @@ class ZipNode : public JoinNode<ZipNode> {
         shortest = shortest == Dataset::infinite ? elements : std::min(shortest, elements);
     }
     return known ? shortest : Dataset::unknown;
+  }
+  std::optional<Specs> spec(bool look) const override {
+    Specs all;
+    for (const NodePtr& input : inputs_) {
+      const std::optional<Specs> specs = input->spec(look);
+      if (!specs) return {};
+      all.insert(all.end(), specs->begin(), specs->end());
+    }
+    return all;
   }
   std::string describe() const override { return described("zip"); }
 
@@ -186,6 +225,7 @@ class ConcatenateNode : public JoinNode<ConcatenateNode> {
     }
     return known ? all : Dataset::unknown;
   }
+  std::optional<Specs> spec(bool look) const override { return common_spec(look); }
   std::string describe() const override { return described("concatenate"); }
 
  private:
@@ -197,17 +237,22 @@ class ConcatenateNode : public JoinNode<ConcatenateNode> {
    private:
     std::optional<Tensors> advance() override {
       while (true) {
-        if (std::optional<Tensors> element = input_->next()) return element;
+        if (std::optional<Tensors> element = input_->next()) {
+          types_.check(*element, "concatenate");
+          return element;
+        }
         if (index_ + 1 == nodes_.size()) return {};
         input_ = nodes_[++index_]->start(run_);
       }
     }
     void save_position(StateWriter& state) override {
       state.number(index_);
+      types_.save(state);
       input_->save(state);
     }
     void restore_position(StateReader& state) override {
       index_ = state.number_up_to(nodes_.size() - 1, "the number of a concatenated dataset");
+      types_.restore(state);
       input_ = nodes_[index_]->start(run_);
       input_->restore(state);
     }
@@ -216,7 +261,98 @@ class ConcatenateNode : public JoinNode<ConcatenateNode> {
     Run run_;
     size_t index_ = 0;
     CursorPtr input_;
+    SameTypes types_;
   };
+};
+
+class SampleNode : public JoinNode<SampleNode> {
+ public:
+  struct Options {
+    std::vector<double> weights;
+    uint64_t seed;
+    bool stop_on_empty, rerandomize;
+  };
+  SampleNode(std::vector<NodePtr> inputs, Options options)
+      : JoinNode(std::move(inputs)), options_(std::move(options)) {
+    // In whole numbers, with which all machines draw the same.
+    const double largest = std::ranges::max(options_.weights);
+    for (const double weight : options_.weights)
+      weights_.push_back(std::max<uint64_t>(1, uint64_t(weight / largest * 0x1p32)));
+  }
+  CursorPtr start(const Run& run) const override {
+    return std::make_unique<SampleCursor>(*this, run);
+  }
+  int64_t cardinality() const override {
+    int64_t all = 0;
+    for (const NodePtr& input : inputs_) {
+      const int64_t elements = input->cardinality();
+      if (elements == Dataset::infinite && !options_.stop_on_empty) return elements;
+      if (elements < 0 || __builtin_add_overflow(all, elements, &all)) all = Dataset::unknown;
+      if (all < 0) return Dataset::unknown;
+    }
+    return options_.stop_on_empty && all > 0 ? Dataset::unknown : all;
+  }
+  std::optional<Specs> spec(bool look) const override { return common_spec(look); }
+  std::string describe() const override {
+    return fmt::format("{}.sample([{}], {}, {}, {})", described("datasets"),
+                       fmt::join(options_.weights, ", "), options_.seed, options_.stop_on_empty,
+                       options_.rerandomize);
+  }
+
+ private:
+  class SampleCursor : public Cursor {
+   public:
+    SampleCursor(const SampleNode& node, const Run& run)
+        : Cursor(run),
+          node_(node),
+          random_(node.options_.seed, node.options_.rerandomize ? run.number : 0) {
+      for (const NodePtr& input : node.inputs_) inputs_.push_back(input->start(run));
+    }
+
+   private:
+    std::optional<Tensors> advance() override {
+      while (true) {
+        uint64_t all = 0;
+        for (size_t i = 0; i < inputs_.size(); ++i) all += inputs_[i] ? node_.weights_[i] : 0;
+        if (all == 0) return {};
+        uint64_t drawn = random_.below(all);
+        size_t i = 0;
+        for (; !inputs_[i] || drawn >= node_.weights_[i]; ++i)
+          drawn -= inputs_[i] ? node_.weights_[i] : 0;
+        if (std::optional<Tensors> element = inputs_[i]->next()) {
+          types_.check(*element, "sample_from_datasets");
+          return element;
+        }
+        if (node_.options_.stop_on_empty) return {};
+        inputs_[i].reset();
+      }
+    }
+    void save_position(StateWriter& state) override {
+      state.number(random_.state());
+      types_.save(state);
+      for (const CursorPtr& input : inputs_) {
+        state.flag(input != nullptr);
+        if (input) input->save(state);
+      }
+    }
+    void restore_position(StateReader& state) override {
+      random_ = Random(state.number());
+      types_.restore(state);
+      for (CursorPtr& input : inputs_)
+        if (state.flag())
+          input->restore(state);
+        else
+          input.reset();
+    }
+
+    const SampleNode& node_;
+    Random random_;
+    std::vector<CursorPtr> inputs_;  // null at their end
+    SameTypes types_;
+  };
+
+  Options options_;
+  std::vector<uint64_t> weights_;
 };
 
 class CacheNode : public StepNode<CacheNode> {
@@ -289,14 +425,20 @@ class CacheNode : public StepNode<CacheNode> {
 
 using detail::DatasetNode;
 
-Dataset Dataset::repeat() const {
-  return Dataset(std::make_shared<detail::RepeatNode>(DatasetNode::of(*this), detail::kForever));
+namespace {
+
+// What is known of the dtypes before anything has run.
+void check_types(const std::vector<detail::NodePtr>& nodes, const char* operation) {
+  detail::SameTypes types;
+  for (const detail::NodePtr& node : nodes)
+    if (const std::optional<detail::Specs> specs = node->spec(false))
+      types.check(*specs, operation);
 }
 
+}  // namespace
+
 Dataset Dataset::repeat(int64_t count) const {
-  if (count < 0)
-    throw InvalidArgumentError(fmt::format(
-        "repeat: count is {}, expected 0 or more; without a count it repeats for ever", count));
+  detail::check_count(count, "repeat: count");
   return Dataset(std::make_shared<detail::RepeatNode>(DatasetNode::of(*this), count));
 }
 
@@ -308,8 +450,38 @@ Dataset Dataset::zip(std::vector<Dataset> datasets) {
 }
 
 Dataset Dataset::concatenate(const Dataset& other) const {
-  return Dataset(std::make_shared<detail::ConcatenateNode>(
-      std::vector{DatasetNode::of(*this), DatasetNode::of(other)}));
+  std::vector<detail::NodePtr> nodes{DatasetNode::of(*this), DatasetNode::of(other)};
+  check_types(nodes, "concatenate");
+  return Dataset(std::make_shared<detail::ConcatenateNode>(std::move(nodes)));
+}
+
+Dataset Dataset::sample_from_datasets(std::vector<Dataset> datasets, std::vector<double> weights,
+                                      uint64_t seed, bool stop_on_empty_dataset,
+                                      bool rerandomize_each_iteration) {
+  if (weights.empty()) weights.assign(datasets.size(), 1);
+  if (datasets.empty() || weights.size() != datasets.size())
+    throw InvalidArgumentError(
+        fmt::format("sample_from_datasets: {} datasets and {} weights, expected one or more, and a "
+                    "weight for each or none",
+                    datasets.size(), weights.size()));
+  std::vector<detail::NodePtr> nodes;
+  for (size_t i = 0; i < datasets.size(); ++i) {
+    if (!(weights[i] >= 0) || std::isinf(weights[i]))
+      throw InvalidArgumentError(fmt::format(
+          "sample_from_datasets: weight {} is {}, expected a finite number of 0 or more", i,
+          weights[i]));
+    if (weights[i] > 0) nodes.push_back(DatasetNode::of(datasets[i]));
+  }
+  std::erase(weights, 0);
+  if (nodes.empty()) throw InvalidArgumentError("sample_from_datasets: all weights are 0");
+  check_types(nodes, "sample_from_datasets");
+  return Dataset(std::make_shared<detail::SampleNode>(
+      std::move(nodes), detail::SampleNode::Options{std::move(weights), seed, stop_on_empty_dataset,
+                                                    rerandomize_each_iteration}));
+}
+
+Dataset Dataset::enumerate(int64_t start) const {
+  return zip({range(start, std::numeric_limits<int64_t>::max()), *this});
 }
 
 Dataset Dataset::cache() const {

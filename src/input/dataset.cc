@@ -25,9 +25,26 @@ NodePtr DatasetNode::names_sharded(int64_t num_shards, int64_t index) const {
   return of(dataset(shared_from_this()).shard(num_shards, index));
 }
 
+std::optional<Specs> DatasetNode::spec_of_first() const {
+  const std::optional<Tensors> first = start({0, std::make_shared<Stop>()})->next();
+  if (!first) return {};
+  Specs specs;
+  for (const Tensor& component : *first)
+    specs.push_back({component.dtype(), std::vector<int64_t>(component.shape().rank(), -1)});
+  return specs;
+}
+
 namespace {
 
-// The whole run: keeps the recipe alive, and has functions called on the CPU.
+// Functions of pipelines are called on the CPU.
+struct HostScope {
+  HostScope() {
+    if (&device::current() != &host_device()) scope.emplace(host_device().name());
+  }
+  std::optional<DeviceScope> scope;
+};
+
+// The whole run: keeps the recipe alive.
 class RootCursor : public DatasetCursor {
  public:
   explicit RootCursor(NodePtr node)
@@ -55,13 +72,6 @@ class RootCursor : public DatasetCursor {
   }
 
  private:
-  struct HostScope {
-    HostScope() {
-      if (&device::current() != &host_device()) scope.emplace(host_device().name());
-    }
-    std::optional<DeviceScope> scope;
-  };
-
   NodePtr node_;
   std::shared_ptr<Stop> stop_;
   CursorPtr cursor_;
@@ -103,6 +113,27 @@ DatasetIterator Dataset::make_iterator(const std::string& state) const {
   auto cursor = std::make_unique<detail::RootCursor>(DatasetNode::of(*this));
   cursor->restore(reader);
   return DatasetIterator(std::move(cursor));
+}
+
+Dataset::Components Dataset::reduce(
+    Components initial_state,
+    const std::function<Components(const Components&, const Components&)>& fn) const {
+  detail::check_function(fn, "reduce");
+  detail::SameTypes types;
+  types.check(initial_state, "reduce");
+  Components state = std::move(initial_state);
+  DatasetIterator iterator = make_iterator();
+  while (const std::optional<Components> element = iterator.next()) {
+    const detail::HostScope scope;
+    state = fn(state, *element);
+    types.check(state, "reduce");
+  }
+  return state;
+}
+
+std::vector<TensorSpec> Dataset::element_spec() const {
+  const detail::HostScope scope;
+  return DatasetNode::of(*this)->spec(true).value_or(detail::Specs());
 }
 
 int64_t Dataset::cardinality() const { return DatasetNode::of(*this)->cardinality(); }

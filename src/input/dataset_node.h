@@ -19,6 +19,7 @@ namespace tutti::detail {
 
 using NodePtr = std::shared_ptr<const DatasetNode>;
 using CursorPtr = std::unique_ptr<DatasetCursor>;
+using Specs = std::vector<TensorSpec>;
 
 // Asks the threads of a run to give up, also where a step would search an endless input for ever.
 class Stop {
@@ -43,6 +44,8 @@ class DatasetCursor {
  public:
   virtual ~DatasetCursor() = default;
   virtual std::optional<Tensors> next() = 0;
+  // Has it work ahead, if it does so, before it is asked for an element.
+  virtual void begin() {}
   virtual void save(StateWriter& state) = 0;
   // Only of a cursor that has given nothing yet.
   virtual void restore(StateReader& state) = 0;
@@ -89,6 +92,13 @@ class DatasetNode : public std::enable_shared_from_this<DatasetNode> {
   virtual int64_t cardinality() const { return Dataset::unknown; }
   virtual std::optional<int64_t> batch_size() const { return {}; }
   virtual bool ends_with_batch() const { return false; }
+  // None if only running tells. `look`: runs for an element if a function decides.
+  virtual std::optional<Specs> spec(bool look) const {
+    return look ? spec_of_first() : std::nullopt;
+  }
+  // Have all elements the same shapes, as far as that can be known? A function is taken to make the
+  // same of the same.
+  virtual bool elements_alike() const { return false; }
   // All that decides what a state must look like. A state fits where these are equal.
   virtual std::string describe() const = 0;
 
@@ -97,7 +107,14 @@ class DatasetNode : public std::enable_shared_from_this<DatasetNode> {
   virtual NodePtr files_sharded(int64_t num_shards, int64_t index) const;
   // Its elements, which name files, dealt out beneath repetitions, and shuffles removed.
   virtual NodePtr names_sharded(int64_t num_shards, int64_t index) const;
+
+ protected:
+  // Of the first element, its extents left open; none if there is no element.
+  std::optional<Specs> spec_of_first() const;
 };
+
+// The rows of the batches of `dataset` in batches of these sizes, in turn. A size may be 0.
+Dataset rebatched(const Dataset& dataset, std::vector<int64_t> sizes, bool drop_remainder = false);
 
 // A source whose elements are known by index.
 class IndexedNode : public DatasetNode {
@@ -106,6 +123,7 @@ class IndexedNode : public DatasetNode {
   int64_t cardinality() const override {
     return int64_t(std::min(size(), uint64_t(std::numeric_limits<int64_t>::max())));
   }
+  bool elements_alike() const override { return true; }
   virtual uint64_t size() const = 0;
   virtual Tensors at(uint64_t index) const = 0;
 };
@@ -119,6 +137,10 @@ class StepNode : public DatasetNode {
   std::optional<int64_t> batch_size() const override {
     return kKeepsElements ? input_->batch_size() : std::nullopt;
   }
+  std::optional<Specs> spec(bool look) const override {
+    return kKeepsElements ? input_->spec(look) : DatasetNode::spec(look);
+  }
+  bool elements_alike() const override { return input_->elements_alike(); }
   std::string describe() const override { return input_->describe() + "." + step(); }
   bool reads_files() const override { return input_->reads_files(); }
   NodePtr files_sharded(int64_t num_shards, int64_t index) const override {
@@ -156,6 +178,12 @@ void check_function(const Function& function, const char* operation) {
 inline void check_at_least(int64_t least, int64_t value, const char* what) {
   if (value < least)
     throw InvalidArgumentError(fmt::format("{} is {}, expected {} or more", what, value, least));
+}
+
+// A number of elements, or -1.
+inline void check_count(int64_t count, const char* what) {
+  if (count < -1)
+    throw InvalidArgumentError(fmt::format("{} is {}, expected -1 or more", what, count));
 }
 
 inline void check_shard(int64_t num_shards, int64_t index, const char* operation) {

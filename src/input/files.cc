@@ -4,11 +4,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <system_error>
 
+#include "base/crc32c.h"
 #include "input/dataset_node.h"
 #include "input/elements.h"
 #include "tensor/tensor_impl.h"
@@ -31,6 +33,7 @@ class InputFile {
   ~InputFile() { std::free(line_); }
   InputFile(const InputFile&) = delete;
 
+  const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }
   uint64_t offset() const { return uint64_t(ftello(file_.get())); }
   void seek(uint64_t offset) {
@@ -81,7 +84,8 @@ class Format {
  public:
   virtual ~Format() = default;
   virtual const char* operation() const = 0;
-  virtual std::string numbers() const = 0;
+  virtual std::string numbers() const { return ""; }
+  virtual int64_t record_bytes() const { return -1; }  // of every element, or -1
   // Where the first element of a file starts. DataLossError where it cannot be such a file.
   virtual uint64_t first(const InputFile& file, const std::string& path) const = 0;
   virtual std::optional<Tensors> read(InputFile& file) const = 0;
@@ -91,7 +95,6 @@ class Format {
 class Lines : public Format {
  public:
   const char* operation() const override { return "text_lines"; }
-  std::string numbers() const override { return ""; }
   uint64_t first(const InputFile&, const std::string&) const override { return 0; }
   std::optional<Tensors> read(InputFile& file) const override {
     const std::optional<std::string_view> line = file.line();
@@ -111,6 +114,7 @@ class Records : public Format {
   std::string numbers() const override {
     return fmt::format(", {}, {}, {}", record_, header_, footer_);
   }
+  int64_t record_bytes() const override { return int64_t(record_); }
   uint64_t first(const InputFile& file, const std::string& path) const override {
     if (file.size() < header_ + footer_ || (file.size() - header_ - footer_) % record_ != 0)
       throw DataLossError(fmt::format(
@@ -132,6 +136,45 @@ class Records : public Format {
 
  private:
   uint64_t record_, header_, footer_;
+};
+
+// Of each record: its length in 8 bytes, their checksum, its bytes, their checksum.
+class TFRecords : public Format {
+ public:
+  const char* operation() const override { return "tfrecords"; }
+  uint64_t first(const InputFile&, const std::string&) const override { return 0; }
+  std::optional<Tensors> read(InputFile& file) const override {
+    const uint64_t at = file.offset();
+    if (at >= file.size()) return {};
+    uint64_t length;
+    file.read(&length, sizeof length);
+    check(file, at, "length", &length, sizeof length);
+    if (length > file.size() - file.offset())
+      throw DataLossError(
+          fmt::format("tfrecords: {}: the record at byte {} has {} bytes, and the "
+                      "file ends at byte {}",
+                      file.path(), at, length, file.size()));
+    const Tensor record = TensorAccess::empty(Shape{int64_t(length)}, DType::uint8, host_device());
+    if (length > 0) file.read(record.data(), length);
+    check(file, at, "data", record.const_data(), length);
+    return Tensors{record};
+  }
+  bool may_stand_at(uint64_t offset, const InputFile& file) const override {
+    return offset <= file.size();
+  }
+
+ private:
+  // Compares with the checksum that follows.
+  static void check(InputFile& file, uint64_t at, const char* what, const void* data, size_t size) {
+    uint32_t stored;
+    file.read(&stored, sizeof stored);
+    const uint32_t actual = std::rotr(base::crc32c(data, size), 15) + 0xA282EAD8u;
+    if (stored != actual)
+      throw DataLossError(
+          fmt::format("tfrecords: {}: the {} of the record at byte {} has the checksum {:08x}, "
+                      "expected {:08x}: the file is damaged, compressed or no TFRecord file",
+                      file.path(), what, at, actual, stored));
+  }
 };
 
 class FilesCursor : public Cursor {
@@ -206,6 +249,10 @@ class FilesNode : public DatasetNode {
     return std::make_unique<FilesCursor>(files_, *format_, run);
   }
   int64_t cardinality() const override { return files_.empty() ? 0 : Dataset::unknown; }
+  std::optional<Specs> spec(bool) const override {
+    return Specs{{DType::uint8, {format_->record_bytes()}}};
+  }
+  bool elements_alike() const override { return format_->record_bytes() >= 0; }
   std::string describe() const override {
     return fmt::format("{}({} files {:x}{})", format_->operation(), files_.size(), hash(files_),
                        format_->numbers());
@@ -225,6 +272,8 @@ class ListFilesNode : public IndexedNode {
   explicit ListFilesNode(std::vector<std::string> files) : files_(std::move(files)) {}
   uint64_t size() const override { return files_.size(); }
   Tensors at(uint64_t index) const override { return {text_tensor(files_[index])}; }
+  std::optional<Specs> spec(bool) const override { return Specs{{DType::uint8, {-1}}}; }
+  bool elements_alike() const override { return false; }
   std::string describe() const override {
     return fmt::format("list_files({} files {:x})", files_.size(), hash(files_));
   }
@@ -260,6 +309,11 @@ Dataset Dataset::list_files(const std::string& pattern) {
 Dataset Dataset::text_lines(std::vector<std::string> files) {
   return Dataset(
       std::make_shared<detail::FilesNode>(std::move(files), std::make_shared<detail::Lines>()));
+}
+
+Dataset Dataset::tfrecords(std::vector<std::string> files) {
+  return Dataset(
+      std::make_shared<detail::FilesNode>(std::move(files), std::make_shared<detail::TFRecords>()));
 }
 
 Dataset Dataset::fixed_length_records(std::vector<std::string> files, int64_t record_bytes,

@@ -1,3 +1,6 @@
+#include <exception>
+#include <utility>
+
 #include "input/dataset_node.h"
 
 namespace tutti {
@@ -10,11 +13,13 @@ class InterleaveNode : public StepNode<InterleaveNode, false> {
   using Function = std::function<Dataset(const Tensors&)>;
   struct Lengths {
     int64_t cycle, block;
+    int threads;  // each reads a dataset of the cycle ahead; 0: none does
   };
   InterleaveNode(NodePtr input, Function fn, Lengths lengths)
       : StepNode(std::move(input)), fn_(std::move(fn)), lengths_(lengths) {}
   CursorPtr start(const Run& run) const override;
   int64_t cardinality() const override { return input_->cardinality() == 0 ? 0 : Dataset::unknown; }
+  bool elements_alike() const override { return false; }
   bool reads_files() const override { return opens_files() || input_->reads_files(); }
   NodePtr files_sharded(int64_t num_shards, int64_t index) const override {
     return with_input(opens_files() ? input_->names_sharded(num_shards, index)
@@ -32,7 +37,9 @@ class InterleaveNode : public StepNode<InterleaveNode, false> {
     return first && of(fn_(*first))->reads_files();
   }
   std::string step() const override {
-    return fmt::format("interleave({}, {})", lengths_.cycle, lengths_.block);
+    if (lengths_.threads == 0)
+      return fmt::format("interleave({}, {})", lengths_.cycle, lengths_.block);
+    return fmt::format("interleave({}, {}, {})", lengths_.cycle, lengths_.block, lengths_.threads);
   }
 
   Function fn_;
@@ -50,10 +57,12 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
     Tensors made_of;
     NodePtr node;
     CursorPtr cursor;
+    std::exception_ptr error = {};  // instead: what opening it threw, ahead of time
   };
 
   std::optional<Tensors> advance() override {
     while (!input_ended_ || num_open_ > 0) {
+      if (node_.lengths_.threads > 0) open_ahead();
       if (place_ < cycle_.size() && cycle_[place_].cursor) {
         if (std::optional<Tensors> element = cycle_[place_].cursor->next()) {
           if (++taken_ == node_.lengths_.block) step_on();
@@ -62,11 +71,10 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
         cycle_[place_] = {};
         --num_open_;
         step_on();
+      } else if (place_ < cycle_.size() && cycle_[place_].error) {
+        std::rethrow_exception(std::exchange(cycle_[place_].error, nullptr));
       } else if (!input_ended_) {
-        if (std::optional<Tensors> element = input_->next())
-          open(*std::move(element));
-        else
-          input_ended_ = true;
+        open_next(place_);
       } else {
         step_on();
       }
@@ -74,10 +82,42 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
     return {};
   }
 
-  void open(Tensors element) {
-    if (place_ == cycle_.size()) cycle_.emplace_back();
-    const NodePtr node = of(node_.fn_(element));
-    cycle_[place_] = {std::move(element), node, node->start(run_)};
+  // Opens the datasets of all places, in the order in which they come up: the same that each would
+  // get when it does.
+  void open_ahead() {
+    const auto cycle = size_t(node_.lengths_.cycle);
+    if (!std::exchange(begun_, true))  // those of a state
+      for (const Open& open : cycle_)
+        if (open.cursor) open.cursor->begin();
+    for (size_t i = 0; i < cycle && num_open_ < cycle && !input_ended_ && !failed_; ++i) {
+      const size_t place = (place_ + i) % cycle;
+      if (place < cycle_.size() && cycle_[place].cursor) continue;
+      try {
+        open_next(place);
+        if (!input_ended_) cycle_[place].cursor->begin();
+      } catch (...) {
+        if (place == cycle_.size()) cycle_.emplace_back();
+        if (cycle_[place].cursor) --num_open_;
+        cycle_[place] = {{}, {}, {}, std::current_exception()};
+        failed_ = true;
+      }
+    }
+  }
+
+  void open_next(size_t place) {
+    if (std::optional<Tensors> element = input_->next())
+      open(*std::move(element), place);
+    else
+      input_ended_ = true;
+  }
+
+  void open(Tensors element, size_t place) {
+    NodePtr node = of(node_.fn_(element));
+    if (int64_t(place) < node_.lengths_.threads)
+      node = of(dataset(node).prefetch(node_.lengths_.block));
+    CursorPtr cursor = node->start(run_);
+    if (place == cycle_.size()) cycle_.emplace_back();
+    cycle_[place] = {std::move(element), std::move(node), std::move(cursor)};
     ++num_open_;
   }
 
@@ -99,6 +139,10 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
     state.number(cycle_.size());
     for (const Open& open : cycle_) {
       state.flag(open.cursor != nullptr);
+      if (!open.cursor && node_.lengths_.threads > 0) {
+        state.flag(open.error != nullptr);
+        if (open.error) state.error(open.error);
+      }
       if (!open.cursor) continue;
       state.element(open.made_of);
       state.text(open.node->describe());
@@ -118,8 +162,14 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
       StateReader::fail(fmt::format("it stands at place {} of {}", place, places));
     for (place_ = 0; place_ < places; ++place_) {
       cycle_.emplace_back();
-      if (!state.flag()) continue;
-      open(state.element());
+      if (!state.flag()) {
+        if (node_.lengths_.threads > 0 && state.flag()) {
+          cycle_[place_].error = state.error();
+          failed_ = true;
+        }
+        continue;
+      }
+      open(state.element(), place_);
       const std::string_view saved = state.text();
       if (const std::string own = cycle_[place_].node->describe(); saved != own)
         throw DataLossError(fmt::format(
@@ -137,6 +187,7 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
   int64_t taken_ = 0;        // from the current place in a row
   size_t num_open_ = 0;
   bool input_ended_ = false;
+  bool begun_ = false, failed_ = false;  // to open ahead
 };
 
 CursorPtr InterleaveNode::start(const Run& run) const {
@@ -147,13 +198,20 @@ CursorPtr InterleaveNode::start(const Run& run) const {
 }  // namespace detail
 
 Dataset Dataset::interleave(std::function<Dataset(const Components&)> fn, int64_t cycle_length,
-                            int64_t block_length) const {
+                            int64_t block_length, int num_parallel_calls) const {
   detail::check_function(fn, "interleave");
   detail::check_at_least(1, cycle_length, "interleave: cycle_length");
   detail::check_at_least(1, block_length, "interleave: block_length");
+  detail::check_at_least(1, num_parallel_calls, "interleave: num_parallel_calls");
   return Dataset(std::make_shared<detail::InterleaveNode>(
       detail::DatasetNode::of(*this), std::move(fn),
-      detail::InterleaveNode::Lengths{cycle_length, block_length}));
+      detail::InterleaveNode::Lengths{cycle_length, block_length,
+                                      num_parallel_calls > 1 ? num_parallel_calls : 0}));
+}
+
+Dataset Dataset::flat_map(std::function<Dataset(const Components&)> fn) const {
+  detail::check_function(fn, "flat_map");
+  return interleave(std::move(fn), 1);
 }
 
 }  // namespace tutti

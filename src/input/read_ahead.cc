@@ -71,6 +71,10 @@ class ReadAheadCursor : public Cursor {
     for (std::thread& thread : threads_) thread.join();
   }
 
+  void begin() override {
+    if (threads_.empty()) start();
+  }
+
  private:
   struct Slot {
     Tensors element;
@@ -89,7 +93,7 @@ class ReadAheadCursor : public Cursor {
   };
 
   std::optional<Tensors> advance() override {
-    if (threads_.empty()) start();
+    begin();
     std::unique_lock lock(mutex_);
     const auto ready = [&] {
       return slots_.empty() ? exhausted_ && working_ == 0 : slots_.front()->done;
@@ -275,7 +279,8 @@ Dataset Dataset::map(std::function<Components(const Components&)> fn,
 }
 
 Dataset Dataset::prefetch(int64_t buffer_size) const {
-  check_at_least(1, buffer_size, "prefetch: buffer_size");
+  check_at_least(0, buffer_size, "prefetch: buffer_size");
+  if (buffer_size == 0) return *this;
   return Dataset(std::make_shared<detail::PrefetchNode>(DatasetNode::of(*this), buffer_size));
 }
 

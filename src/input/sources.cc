@@ -40,6 +40,7 @@ class RangeNode : public IndexedNode {
     *value.span<int64_t>().data() = int64_t(uint64_t(start_) + index * uint64_t(step_));
     return {value};
   }
+  std::optional<Specs> spec(bool) const override { return Specs{{DType::int64, {}}}; }
   std::string describe() const override {
     return fmt::format("range({}, {}, {})", start_, stop_, step_);
   }
@@ -57,11 +58,22 @@ std::string described(const char* source, const Tensors& components) {
   return fmt::format("{}({})", source, text);
 }
 
+// `skip` is the number of axes that are not the elements' own.
+Specs specs_of(const Tensors& components, size_t skip) {
+  Specs specs;
+  for (const Tensor& component : components) {
+    const std::span<const int64_t> extents = component.shape().extents().subspan(skip);
+    specs.push_back({component.dtype(), {extents.begin(), extents.end()}});
+  }
+  return specs;
+}
+
 class TensorsNode : public IndexedNode {
  public:
   explicit TensorsNode(Tensors components) : components_(std::move(components)) {}
   uint64_t size() const override { return 1; }
   Tensors at(uint64_t) const override { return components_; }
+  std::optional<Specs> spec(bool) const override { return specs_of(components_, 0); }
   std::string describe() const override { return described("from_tensors", components_); }
 
  private:
@@ -73,6 +85,7 @@ class SlicesNode : public IndexedNode {
   explicit SlicesNode(Tensors components) : rows_(std::move(components), "from_tensor_slices") {}
   uint64_t size() const override { return uint64_t(rows_.size()); }
   Tensors at(uint64_t index) const override { return rows_[int64_t(index)]; }
+  std::optional<Specs> spec(bool) const override { return specs_of(rows_.components(), 1); }
   std::string describe() const override {
     return described("from_tensor_slices", rows_.components());
   }
@@ -149,6 +162,10 @@ Dataset Dataset::from_tensors(Components components) {
 
 Dataset Dataset::from_tensor_slices(Components components) {
   return Dataset(std::make_shared<detail::SlicesNode>(std::move(components)));
+}
+
+Dataset Dataset::from_tensor_slices(Tensor tensor) {
+  return from_tensor_slices(Components{std::move(tensor)});
 }
 
 Dataset Dataset::from_generator(std::function<Generator()> start) {

@@ -15,7 +15,7 @@ namespace tutti::detail {
 
 namespace {
 
-constexpr std::string_view kMagic = "tuttids1";  // the last character is the version
+constexpr std::string_view kMagic = "tuttids2";  // the last character is the version
 constexpr uint64_t kOtherException = ~uint64_t{0};
 
 // Every step can be undone, so bytes that differ in one place never have the same checksum.

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "base/crc32c.h"
 #include "fuzz.h"
 
 namespace tutti::fuzz {
@@ -39,6 +40,28 @@ const std::string& file() {
   return path;
 }
 
+// The same of two TFRecords.
+const std::string& records() {
+  static const std::string path = [] {
+    std::string bytes;
+    for (const std::string text : {"one", "three"}) {
+      const uint64_t length = text.size();
+      const auto append = [&](const void* data, size_t size) {
+        const uint32_t crc = std::rotr(base::crc32c(data, size), 15) + 0xA282EAD8u;
+        bytes.append(static_cast<const char*>(data), size);
+        bytes.append(reinterpret_cast<const char*>(&crc), sizeof crc);
+      };
+      append(&length, sizeof length);
+      append(text.data(), text.size());
+    }
+    const int fd = memfd_create("fuzz", 0);
+    check(fd >= 0 && write(fd, bytes.data(), bytes.size()) == ssize_t(bytes.size()),
+          "there is room for a file");
+    return "/proc/self/fd/" + std::to_string(fd);
+  }();
+  return path;
+}
+
 // Has an answer to everything: what a function of the user's throws is not what is looked for.
 int64_t number_in(const Components& element) {
   if (element.size() != 1 || !element[0] || element[0].dtype() != DType::int64) return 1;
@@ -57,7 +80,7 @@ Dataset five() {
   return Dataset::from_generator([]() -> Dataset::Generator {
     return [i = 0]() mutable -> std::optional<Components> {
       if (i == 5) return {};
-      return Components{Tensor::scalar(++i)};
+      return Components{Tensor::scalar(int64_t{++i})};
     };
   });
 }
@@ -68,7 +91,7 @@ Dataset slices() {
 }
 
 const auto& pipelines() {
-  static const std::array<Pipeline, 16> all{{
+  static const std::array<Pipeline, 21> all{{
       {[] { return Dataset::range(10); }},
       {[] { return Dataset::range(7).shuffle(4, 1).repeat(3).batch(2); }},
       {[] { return Dataset::range(20).batch(4).unbatch().take(9); }},
@@ -100,6 +123,21 @@ const auto& pipelines() {
         return Dataset::from_tensors({Tensor::of<bool>({true, false})}).repeat(2).repeat(2);
       }},
       {[] { return slices().batch(2).prefetch(2).unbatch(); }, false},
+      {[] {
+        return Dataset::sample_from_datasets({Dataset::range(5), Dataset::range(3)}, {}, 1);
+      }},
+      {[] {
+         return Dataset::range(9).batch(4).rebatch({1, 3});
+       },
+       false},
+      {[] { return Dataset::range(4).interleave(some, 3, 2, 2); }},
+      {[] {
+        return Dataset::tfrecords({records(), records()}).padded_batch(3);
+      }},
+      {[] {
+        return Dataset::range(5).flat_map(some).enumerate().take_while(
+            [](const Components& element) { return element.size() == 2; });
+      }},
   }};
   return all;
 }

@@ -187,6 +187,7 @@ def flag(value):
 
 
 ON = flag(0)  # not at its end
+INT64 = flag(1) + number(1) + number(5)  # the types of an element
 
 
 def tensor(dtype, shape, data, device=b""):
@@ -218,7 +219,7 @@ def dataset_state():
     rows = element(tensor(4, [2], number(7) + number(8)))
     put_state("unbatch", 2, ON + ON + ON + ON + number(4) + flag(1) + rows + number(1) + number(6))
     put_state("skip_shard", 3, ON + ON + ON + number(2) + flag(1) + flag(0))
-    put_state("zip", 4, ON + ON + number(3) + ON + number(1) + ON + number(0))
+    put_state("zip", 4, ON + ON + number(3) + ON + number(1) + INT64 + ON + number(0))
     opened = flag(1) + scalar(3) + number(14) + b"range(0, 3, 1)" + ON + number(1)
     put_state("interleave", 5, ON + ON + number(4) + flag(0) + number(0) + number(1) + number(2) + opened
               + flag(0))
@@ -229,8 +230,9 @@ def dataset_state():
     put_state("prefetch_other_error", 7, ON + ON + number(2) + flag(1) + number(1) + flag(1)
               + number(2**64 - 1) + number(3) + b"odd")
     put_state("parallel_map", 8, ON + ON + ON + number(5) + flag(0) + number(0))
-    put_state("generator", 9, ON + number(0) + ON + number(3))
-    put_state("generator_second", 9, ON + number(1) + ON + ON + number(3))
+    put_state("generator", 9, ON + number(0) + INT64 + ON + number(3))
+    put_state("generator_second", 9, ON + number(1) + INT64 + ON + ON + number(3))
+    put_state("concatenate_other_types", 9, ON + number(0) + flag(1) + number(1) + number(12) + ON + number(3))
     put_state("lines", 10, ON + ON + number(1) + flag(1) + number(4) + number(9) + number(0))
     put_state("records", 11, ON + ON + number(0) + flag(1) + number(6))
     put_state("filter_endless", 12, ON + ON + number(2**64 - 1) + flag(1) + flag(0) + ON + number(3))
@@ -239,12 +241,28 @@ def dataset_state():
               + element(tensor(11, [2**40, 0], b"")) + number(5))
     put_state("component_that_holds_nothing", 1, ON + ON + number(0) + flag(1) + flag(0) + ON + ON
               + number(3) + number(1) + number(1) + element(flag(0)))
+    put_state("sample", 16, ON + number(7) + INT64 + flag(1) + ON + number(2) + flag(0))
+    put_state("rebatch", 17, ON + ON + ON + number(8) + flag(1) + element(tensor(4, [2], number(7) + number(8)))
+              + number(1) + number(1))
+    prefetched = (flag(1) + scalar(3) + number(26) + b"range(0, 3, 1).prefetch(2)" + ON + ON + number(2) + flag(0)
+                  + number(1) + flag(0) + scalar(1))
+    put_state("parallel_interleave", 18, ON + ON + number(4) + flag(1) + number(0) + number(1) + number(2)
+              + prefetched + flag(0) + flag(0))
+    put_state("parallel_interleave_error", 18, ON + ON + number(3) + flag(0) + number(0) + number(0) + number(2)
+              + prefetched + flag(0) + flag(1) + number(2) + number(4) + b"gone")
+    put_state("tfrecords", 19, ON + ON + number(1) + flag(1) + number(19))
+    put_state("tfrecords_amid", 19, ON + ON + number(0) + flag(1) + number(5))
+    put_state("enumerate", 20, ON + ON + ON + number(2) + ON + ON + number(5) + flag(0) + number(0) + number(0)
+              + number(1) + flag(1) + scalar(3) + number(14) + b"range(0, 3, 1)" + ON + number(1))
+    put_state("bad_turn", 17, ON + ON + ON + number(8) + flag(0) + number(2))
     put_state("bad_empty", 0, b"")
     put_state("bad_position", 0, ON + number(11))
     put_state("bad_flag", 0, flag(2) + number(1))
     put_state("bad_left_over", 0, ON + number(1) + b"x")
     put_state("bad_count", 7, ON + ON + number(2) + flag(0) + number(2**60))
-    put_state("bad_generator_position", 9, ON + number(0) + ON + number(2**60))
+    put_state("bad_generator_position", 9, ON + number(0) + flag(0) + ON + number(2**60))
+    put_state("bad_types", 9, ON + number(0) + flag(1) + number(1) + number(15) + ON + number(3))
+    put_state("bad_number_of_types", 9, ON + number(0) + flag(1) + number(2**60) + ON + number(3))
     put_state("bad_file_offset", 11, ON + ON + number(0) + flag(1) + number(7))
     put_state("bad_open_dataset", 5, ON + ON + number(4) + flag(0) + number(0) + number(1) + number(1)
               + flag(1) + scalar(2) + number(14) + b"range(0, 3, 1)" + ON + number(1))
@@ -252,7 +270,7 @@ def dataset_state():
     put_state("bad_bool", 7, ON + ON + number(2) + flag(0) + number(1) + flag(0)
               + element(tensor(0, [1], b"\2")))
     put_state("bad_raw", 0, b"hello there", steps=0x80)
-    put_state("bad_raw_checksum", 0, b"tuttids1" + number(3) + b"abc" + number(0), steps=0x80)
+    put_state("bad_raw_checksum", 0, b"tuttids2" + number(3) + b"abc" + number(0), steps=0x80)
     put_state("crash_overflow_beside_zero", 7, ON + ON + number(2) + flag(0) + number(1) + flag(0)
               + element(tensor(4, [0, 2**62, 2**62], b"")))
     put_state("crash_epoch_past_the_last", 6, ON + number(2) + flag(1) + flag(0) + ON + number(2))

@@ -50,7 +50,9 @@ TEST(Repeat, KnowsItsCardinality) {
   EXPECT_EQ(unknown.repeat().cardinality(), Dataset::infinite);
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(n.repeat(most).cardinality(), most);
-  EXPECT_ERROR(InvalidArgumentError, "repeat: count is -1, expected 0 or more", n.repeat(-1));
+  EXPECT_EQ(n.repeat(-1).cardinality(), Dataset::infinite);
+  EXPECT_EQ(values(Dataset::range(2).repeat(-1).take(5)), (Ints{0, 1, 0, 1, 0}));
+  EXPECT_ERROR(InvalidArgumentError, "repeat: count is -2, expected -1 or more", n.repeat(-2));
 }
 
 TEST(Zip, PutsComponentsSideBySide) {  // C194
@@ -86,7 +88,87 @@ TEST(Concatenate, RunsOneAfterTheOther) {
   EXPECT_EQ(values(none.concatenate(none)), Ints{});
   EXPECT_EQ(n.concatenate(n).cardinality(), 4);
   EXPECT_EQ(n.concatenate(n.repeat()).cardinality(), Dataset::infinite);
-  EXPECT_EQ(n.concatenate(Dataset::text_lines({"a"})).cardinality(), Dataset::unknown);
+  EXPECT_EQ(n.concatenate(n.filter([](const Components&) { return true; })).cardinality(),
+            Dataset::unknown);
+}
+
+TEST(Concatenate, RefusesOtherDtypes) {
+  const Dataset n = Dataset::range(2), floats = Dataset::from_tensors({Tensor::scalar(1.5f)});
+  EXPECT_ERROR(InvalidArgumentError,
+               "concatenate: got dtypes [int64] and [float32], expected the same",
+               n.concatenate(floats));
+  EXPECT_ERROR(InvalidArgumentError, "[int64] and [int64, int64]",
+               n.concatenate(Dataset::zip({n, n})));
+  // Only running tells what a function makes.
+  const auto same = [](const Components& element) { return element; };
+  const Dataset both = n.map(same).concatenate(floats.map(same));
+  DatasetIterator it = both.make_iterator();
+  EXPECT_EQ(value(*it.next()), 0);
+  EXPECT_EQ(value(*it.next()), 1);
+  EXPECT_ERROR(InvalidArgumentError, "concatenate: got dtypes [int64] and [float32]",
+               both.make_iterator(it.save()).next());
+  EXPECT_ERROR(InvalidArgumentError, "concatenate: got dtypes [int64] and [float32]", it.next());
+}
+
+TEST(Enumerate, PutsANumberInFront) {
+  Ints seen;
+  for (const Components& element : Dataset::range(10, 13).enumerate(5)) {
+    ASSERT_EQ(element.size(), 2u);
+    seen.push_back(value(element));
+    seen.push_back(element[1].item<int64_t>());
+  }
+  EXPECT_EQ(seen, (Ints{5, 10, 6, 11, 7, 12}));
+  EXPECT_EQ(Dataset::range(3).enumerate().cardinality(), 3);
+}
+
+Dataset constant(int64_t number) { return Dataset::from_tensors({Tensor::scalar(number)}); }
+
+TEST(SampleFromDatasets, DrawsByWeight) {
+  const Dataset mixed = Dataset::sample_from_datasets(
+      {constant(0).repeat(), constant(1).repeat(), constant(2).repeat()}, {0.5, 0, 1.5}, 7);
+  const Ints drawn = values(mixed.take(4000));
+  EXPECT_EQ(std::ranges::count(drawn, 1), 0);
+  EXPECT_NEAR(double(std::ranges::count(drawn, 0)), 1000, 150);
+  EXPECT_EQ(values(mixed.take(4000)), drawn);  // with one seed the same
+  EXPECT_EQ(mixed.cardinality(), Dataset::infinite);
+  const Dataset other = Dataset::sample_from_datasets(
+      {constant(0).repeat(), constant(1).repeat(), constant(2).repeat()}, {0.5, 0, 1.5}, 8);
+  EXPECT_NE(values(other.take(4000)), drawn);
+}
+
+TEST(SampleFromDatasets, GoesOnWithThoseThatAreLeftOrStops) {
+  const std::vector<Dataset> both{Dataset::range(3), Dataset::range(10, 20)};
+  const Dataset all = Dataset::sample_from_datasets(both, {}, 1);
+  Ints drawn = values(all);
+  EXPECT_EQ(all.cardinality(), 13);
+  std::ranges::stable_partition(drawn, [](int64_t x) { return x < 10; });
+  EXPECT_EQ(drawn, (Ints{0, 1, 2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
+  const Dataset some = Dataset::sample_from_datasets(both, {1, 1e-9}, 1, true);
+  EXPECT_EQ(values(some), (Ints{0, 1, 2}));
+  EXPECT_EQ(some.cardinality(), Dataset::unknown);
+}
+
+TEST(SampleFromDatasets, DrawsAnewInEachRunIfToldTo) {
+  for (const bool anew : {false, true}) {
+    const Dataset mixed = Dataset::sample_from_datasets(
+        {constant(0).repeat(32), constant(1).repeat(32)}, {}, 3, false, anew);
+    const Ints twice = values(mixed.repeat(2));
+    EXPECT_EQ(Ints(twice.begin(), twice.begin() + 64) == Ints(twice.begin() + 64, twice.end()),
+              !anew);
+  }
+}
+
+TEST(SampleFromDatasets, ChecksItsArguments) {
+  const Dataset n = Dataset::range(2);
+  EXPECT_ERROR(InvalidArgumentError, "0 datasets", Dataset::sample_from_datasets({}, {}, 1));
+  EXPECT_ERROR(InvalidArgumentError, "2 datasets and 1 weights",
+               Dataset::sample_from_datasets({n, n}, {1}, 1));
+  EXPECT_ERROR(InvalidArgumentError, "weight 1 is -1",
+               Dataset::sample_from_datasets({n, n}, {1, -1}, 1));
+  EXPECT_ERROR(InvalidArgumentError, "all weights are 0",
+               Dataset::sample_from_datasets({n, n}, {0, 0}, 1));
+  EXPECT_ERROR(InvalidArgumentError, "sample_from_datasets: got dtypes",
+               Dataset::sample_from_datasets({n, Dataset::zip({n, n})}, {}, 1));
 }
 
 // C199

@@ -148,7 +148,8 @@ TEST_F(FileSharding, IsNoneWithoutFiles) {
   EXPECT_FALSE(n.map(squared).batch(2).with_files_sharded(2, 0));
   EXPECT_FALSE(n.interleave([=](const Components&) { return n; }, 2).with_files_sharded(2, 0));
   EXPECT_FALSE(Dataset::zip({lines, n}).with_files_sharded(2, 0));
-  EXPECT_FALSE(lines.concatenate(n).with_files_sharded(2, 0));
+  EXPECT_FALSE(
+      lines.concatenate(Dataset::from_tensors({text_tensor("x")})).with_files_sharded(2, 0));
   EXPECT_FALSE(names().with_files_sharded(2, 0));
 }
 

@@ -92,5 +92,49 @@ TEST(FixedLengthRecords, RefuseImpossibleSizes) {
                Dataset::fixed_length_records({}, 1, 0, -2));
 }
 
+TEST(TFRecords, GoThroughTheirFilesInOrder) {
+  const Folder folder;
+  const std::string large(100003, 'x');
+  const std::string a = folder.write("a", testing::tfrecords_of({"one", "", large})),
+                    none = folder.write("b", ""),
+                    c = folder.write("c", testing::tfrecords_of({std::string("\0\xFF", 2)}));
+  const Dataset dataset = Dataset::tfrecords({a, none, c});
+  EXPECT_EQ(texts(dataset), (Texts{"one", "", large, std::string("\0\xFF", 2)}));
+  EXPECT_EQ(dataset.element_spec(), (std::vector<TensorSpec>{{DType::uint8, {-1}}}));
+  EXPECT_TRUE(dataset.with_files_sharded(2, 1).has_value());
+}
+
+TEST(TFRecords, AnyBitThatChangesIsDataLoss) {
+  const Folder folder;
+  const std::string good = testing::tfrecords_of({"abc"});
+  for (size_t i = 0; i < good.size(); ++i)
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = good;
+      damaged[i] = char(damaged[i] ^ 1 << bit);
+      const std::string file = folder.write("a", damaged);
+      EXPECT_ERROR(DataLossError, "tfrecords: " + file + ": the " + (i < 12 ? "length" : "data"),
+                   Dataset::tfrecords({file}).make_iterator().next());
+    }
+}
+
+TEST(TFRecords, CutShortIsDataLoss) {
+  const Folder folder;
+  const std::string good = testing::tfrecords_of({"abc", "defg"});
+  const size_t first = testing::tfrecords_of({"abc"}).size();
+  for (size_t size = first + 1; size < good.size(); ++size) {
+    const std::string file = folder.write("a", good.substr(0, size));
+    DatasetIterator it = Dataset::tfrecords({file}).make_iterator();
+    EXPECT_EQ(text((*it.next())[0]), "abc");
+    EXPECT_ERROR(DataLossError, file, it.next());
+  }
+  // A length that no memory could hold, with the right checksum.
+  std::string huge = testing::tfrecords_of({std::string(8, '\x7F')}).substr(12, 12);
+  const std::string file = folder.write("a", huge);
+  EXPECT_ERROR(DataLossError, "the file ends at byte 12",
+               Dataset::tfrecords({file}).make_iterator().next());
+  EXPECT_ERROR(NotFoundError, "tfrecords: cannot read " + (folder / "none"),
+               Dataset::tfrecords({folder / "none"}).make_iterator().next());
+}
+
 }  // namespace
 }  // namespace tutti

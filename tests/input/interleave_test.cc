@@ -1,3 +1,6 @@
+#include <condition_variable>
+#include <mutex>
+
 #include "input/pipelines.h"
 
 namespace tutti {
@@ -44,22 +47,25 @@ TEST(Interleave, TakesBlocksInTurn) {
 
 TEST(Interleave, WithACycleOfOneIsAFlatMap) {
   EXPECT_EQ(values(Dataset::range(4).interleave(repeated_number, 1)), (Ints{1, 2, 2, 3, 3, 3}));
+  EXPECT_EQ(values(Dataset::range(4).flat_map(repeated_number)), (Ints{1, 2, 2, 3, 3, 3}));
 }
 
 TEST(Interleave, AgreesWithAPlainModel) {
   for (int64_t n : {0, 1, 2, 5, 9})
     for (int64_t cycle : {1, 2, 3, 10})
-      for (int64_t block : {1, 2, 5}) {
-        std::vector<Ints> inputs;
-        for (int64_t i = 0; i < n; ++i) inputs.push_back(Ints(size_t(i * 3 % 5), i));
-        const Dataset dataset = Dataset::range(n).interleave(
-            [](const Components& element) {
-              return Dataset::from_tensors(element).repeat(value(element) * 3 % 5);
-            },
-            cycle, block);
-        EXPECT_EQ(values(dataset), reference(inputs, size_t(cycle), size_t(block)))
-            << n << " datasets, cycle " << cycle << ", block " << block;
-      }
+      for (int64_t block : {1, 2, 5})
+        for (int threads : {1, 2, 4}) {
+          std::vector<Ints> inputs;
+          for (int64_t i = 0; i < n; ++i) inputs.push_back(Ints(size_t(i * 3 % 5), i));
+          const Dataset dataset = Dataset::range(n).interleave(
+              [](const Components& element) {
+                return Dataset::from_tensors(element).repeat(value(element) * 3 % 5);
+              },
+              cycle, block, threads);
+          EXPECT_EQ(values(dataset), reference(inputs, size_t(cycle), size_t(block)))
+              << n << " datasets, cycle " << cycle << ", block " << block << ", threads "
+              << threads;
+        }
 }
 
 TEST(Interleave, WithACycleFarTooLongStillEnds) {
@@ -103,8 +109,45 @@ TEST(Interleave, ChecksItsArguments) {
                Dataset::range(1).interleave(repeated_number, 0));
   EXPECT_ERROR(InvalidArgumentError, "interleave: block_length is 0",
                Dataset::range(1).interleave(repeated_number, 1, 0));
+  EXPECT_ERROR(InvalidArgumentError, "interleave: num_parallel_calls is 0",
+               Dataset::range(1).interleave(repeated_number, 1, 1, 0));
+  EXPECT_ERROR(InvalidArgumentError, "flat_map: the function is empty",
+               Dataset::range(1).flat_map({}));
   EXPECT_EQ(Dataset::range(3).interleave(repeated_number, 1).cardinality(), Dataset::unknown);
   EXPECT_EQ(Dataset::range(0).interleave(repeated_number, 1).cardinality(), 0);
+}
+
+// Each dataset waits until all have been asked: one after the other, none would give an element.
+TEST(ParallelInterleave, ReadsItsDatasetsAtTheSameTime) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int asked = 0;
+  const auto waiting = [&](const Components& element) {
+    return Dataset::from_tensors(element).map([&](const Components& e) {
+      std::unique_lock lock(mutex);
+      ++asked;
+      changed.notify_all();
+      EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return asked == 3; }));
+      return e;
+    });
+  };
+  EXPECT_EQ(values(Dataset::range(3).interleave(waiting, 3, 1, 3)), (Ints{0, 1, 2}));
+}
+
+TEST(ParallelInterleave, ThrowsWhereItsTurnComes) {
+  const auto broken = [](const Components& element) {
+    if (value(element) == 2) throw UnavailableError("no dataset 2");
+    return Dataset::from_tensors(element).repeat(2);
+  };
+  DatasetIterator it = Dataset::range(4).interleave(broken, 4, 1, 2).make_iterator();
+  EXPECT_EQ(value(*it.next()), 0);
+  const std::string state = it.save();
+  EXPECT_EQ(value(*it.next()), 1);
+  EXPECT_ERROR(UnavailableError, "no dataset 2", it.next());
+  EXPECT_FALSE(it.next());
+  DatasetIterator restored = Dataset::range(4).interleave(broken, 4, 1, 2).make_iterator(state);
+  EXPECT_EQ(value(*restored.next()), 1);
+  EXPECT_ERROR(UnavailableError, "no dataset 2", restored.next());
 }
 
 }  // namespace

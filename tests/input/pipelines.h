@@ -45,6 +45,27 @@ inline Dataset repeated_number(const std::vector<Tensor>& element) {
   return Dataset::from_tensors(element).repeat(value(element));
 }
 
+// The bytes of a TFRecord file, made bit by bit.
+inline std::string tfrecords_of(const std::vector<std::string>& records) {
+  const auto checksum = [](std::string_view bytes) {
+    uint32_t crc = ~0u;
+    for (const char byte : bytes) {
+      crc ^= uint8_t(byte);
+      for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1 ? 0x82F63B78u : 0);
+    }
+    crc = ~crc;
+    crc = ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
+    return std::string(reinterpret_cast<const char*>(&crc), sizeof crc);
+  };
+  std::string file;
+  for (const std::string& record : records) {
+    const uint64_t size = record.size();
+    const std::string length(reinterpret_cast<const char*>(&size), sizeof size);
+    file += length + checksum(length) + record + checksum(record);
+  }
+  return file;
+}
+
 // A folder of this test's own, gone after it.
 class Folder {
  public:

@@ -229,13 +229,13 @@ TEST(ReadAhead, GivesUpAnEndlessSearchWhenItIsDestroyed) {
 
 TEST(Prefetch, ChangesNothing) {
   for (int64_t n : {0, 1, 2, 3, 100})
-    for (int64_t buffer : {1, 2, 1000}) {
+    for (int64_t buffer : {0, 1, 2, 1000}) {
       const Dataset dataset = Dataset::range(n).prefetch(buffer);
       EXPECT_EQ(values(dataset), values(Dataset::range(n)));
       EXPECT_EQ(dataset.cardinality(), n);
     }
-  EXPECT_ERROR(InvalidArgumentError, "prefetch: buffer_size is 0, expected 1 or more",
-               Dataset::range(1).prefetch(0));
+  EXPECT_ERROR(InvalidArgumentError, "prefetch: buffer_size is -1, expected 0 or more",
+               Dataset::range(1).prefetch(-1));
 }
 
 TEST(Prefetch, ReadsAheadAsFarAsItsBuffer) {

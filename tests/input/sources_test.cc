@@ -112,7 +112,7 @@ TEST(FromTensorSlices, RefusesWhatHasNoCommonRows) {
                "from_tensor_slices: component 1 is a scalar float64 and has no rows",
                Dataset::from_tensor_slices({x, Tensor::scalar(1.0)}));
   EXPECT_ERROR(InvalidArgumentError, "from_tensor_slices: there are no components",
-               Dataset::from_tensor_slices({}));
+               Dataset::from_tensor_slices(Dataset::Components{}));
   EXPECT_ERROR(InvalidArgumentError, "from_tensor_slices: component 0 holds nothing",
                Dataset::from_tensor_slices({Tensor()}));
 }
@@ -207,6 +207,33 @@ TEST(Dataset, AnIteratorOutlivesItsDataset) {
   DatasetIterator it = dataset->make_iterator();
   dataset.reset();
   EXPECT_EQ((*it.next())[0].to_vector<int64_t>(), (Ints{0, 1, 4}));
+}
+
+TEST(FromTensorSlices, TakesOneTensor) {
+  EXPECT_EQ(values(Dataset::from_tensor_slices(Tensor::of<int64_t>({4, 5}))), (Ints{4, 5}));
+}
+
+TEST(Reduce, FoldsAllElementsFromTheFirstState) {
+  const auto add = [](const Dataset::Components& state, const Dataset::Components& element) {
+    return Dataset::Components{Tensor::scalar(value(state) + value(element)),
+                               Tensor::scalar(state[1].item<int32_t>() + 1)};
+  };
+  const auto sum = [&](const Dataset& dataset) {
+    return dataset.reduce({Tensor::scalar<int64_t>(100), Tensor::scalar<int32_t>(0)}, add);
+  };
+  EXPECT_EQ(value(sum(Dataset::range(5))), 110);
+  EXPECT_EQ(sum(Dataset::range(5).prefetch(2))[1].item<int32_t>(), 5);
+  EXPECT_EQ(value(sum(Dataset::range(0))), 100);
+}
+
+TEST(Reduce, KeepsTheDtypesOfItsState) {
+  EXPECT_ERROR(InvalidArgumentError, "reduce: got dtypes [int64] and [float64]",
+               Dataset::range(2).reduce({Tensor::scalar<int64_t>(0)},
+                                        [](const Dataset::Components&, const Dataset::Components&) {
+                                          return Dataset::Components{Tensor::scalar(1.5)};
+                                        }));
+  EXPECT_ERROR(InvalidArgumentError, "reduce: the function is empty",
+               Dataset::range(2).reduce({Tensor::scalar(1)}, {}));
 }
 
 }  // namespace

@@ -92,6 +92,8 @@ TEST(State, OfFiles) {
   expect_restorable(Dataset::list_files(folder / "*.txt"));
   expect_restorable(Dataset::text_lines({a, b, c, b}));
   expect_restorable(Dataset::fixed_length_records({d, d}, 2, 1));
+  const std::string e = folder.write("e", testing::tfrecords_of({"one", "", "two", "three"}));
+  expect_restorable(Dataset::tfrecords({e, b, e}));
   expect_restorable(
       Dataset::list_files(folder / "*.txt")
           .interleave([](const Components& name) { return Dataset::text_lines({text(name[0])}); },
@@ -121,8 +123,22 @@ TEST(State, OfEveryTransformation) {
   for (int64_t cycle : {1, 2, 3, 20})
     for (int64_t block : {1, 3})
       expect_restorable(Dataset::range(6).interleave(repeated_number, cycle, block));
+  for (int64_t cycle : {1, 2, 3, 20})
+    for (int threads : {2, 4})
+      expect_restorable(Dataset::range(6).interleave(repeated_number, cycle, 2, threads));
   expect_restorable(n.prefetch(3));
   expect_restorable(n.prefetch(100));
+  expect_restorable(n.take_while([](const Components& element) { return value(element) < 5; }));
+  expect_restorable(n.batch(4).rebatch(3));
+  expect_restorable(n.batch(4).rebatch({1, 3}));
+  expect_restorable(n.batch(2).rebatch(5, true));
+  expect_restorable(n.flat_map(repeated_number).padded_batch(4));
+  expect_restorable(n.enumerate(3));
+  expect_restorable(n.skip(-1));
+  for (const bool stop : {false, true})
+    expect_restorable(
+        Dataset::sample_from_datasets({n, n.take(2), n.shuffle(3, 1)}, {1, 2, 3}, 4, stop, true)
+            .repeat(2));
 }
 
 TEST(State, OfACacheBeforeAndAfterItIsFull) {
@@ -284,6 +300,9 @@ TEST(State, ForgedIsSafe) {
       Dataset::text_lines({lines, lines}).skip(1).take(3),
       Dataset::fixed_length_records({lines}, 7).shuffle(2, 1),
       Dataset::zip({Dataset::range(5), Dataset::range(3).concatenate(Dataset::range(4))}),
+      Dataset::sample_from_datasets({Dataset::range(5), Dataset::range(3)}, {}, 1).repeat(2),
+      Dataset::range(9).batch(4).rebatch({1, 3}).take_while([](const Components&) { return true; }),
+      Dataset::range(6).interleave(repeated_number, 3, 2, 2),
   };
   std::mt19937 random(2);
   int refused = 0, accepted = 0;
