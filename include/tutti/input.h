@@ -22,7 +22,8 @@ enum class InputReplicationMode { PER_WORKER, PER_REPLICA };
 
 // How the workers of a job share a dataset. DATA: all of them read it, and each takes its replicas'
 // parts of every batch, so that replicas get the same in every layout. FILE: each reads its share
-// of the files. OFF: each has data of its own. AUTO is DATA.
+// of the files. OFF: each has data of its own. With both, a worker takes the rows of its replicas
+// in every step, which for all workers together make a batch. AUTO is DATA.
 enum class AutoShardPolicy { OFF = -1, AUTO = 0, FILE = 1, DATA = 2 };
 
 // Handed to an input function: which of how many pipelines it makes.
@@ -65,7 +66,8 @@ class InputIterator {
 
   // One part for every replica. OutOfRangeError at the end, FailedPreconditionError before
   // initialize and inside a replica function. A replica for which nothing is left gets an empty
-  // batch while another one still has data.
+  // batch while another one still has data; on one worker whose own elements all have one shape
+  // (scalars, or batches without a remainder), the input ends instead.
   DistributedElement get_next();
   std::optional<DistributedElement> get_next_as_optional();  // none at the end
 

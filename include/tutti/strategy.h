@@ -150,7 +150,7 @@ class Strategy {
   InputIterator make_input_fn_iterator(
       const InputFn& input_fn, InputReplicationMode mode = InputReplicationMode::PER_WORKER);
   // Any batch size: what does not divide is shared out, and a replica without data gets an empty
-  // batch.
+  // batch. One replica gets the elements as they are, batched or not.
   DistributedDataset experimental_distribute_dataset(const Dataset& dataset,
                                                      const InputOptions& options = {});
   DistributedDataset distribute_datasets_from_function(const InputFn& input_fn,

@@ -6,6 +6,7 @@
 
 #include "base/context.h"
 #include "device/gpu.h"
+#include "input/dataset_node.h"
 #include "input/input_source.h"
 #include "tensor/tensor_impl.h"
 
@@ -19,6 +20,7 @@ class InputSource {
   input::Layout layout;
   std::vector<Dataset> datasets;  // one for the worker, or one for each of its replicas
   bool split;                     // an element is a global batch, cut into one part per replica
+  bool drop_leftover = false;     // end if a replica has no data left, rather than give it no rows
 };
 
 PerReplica<std::vector<Tensor>> transpose(const DistributedElement& element) {
@@ -119,19 +121,41 @@ int64_t rows_in(const std::vector<Tensor>& element) {
   return element[0].shape()[0];
 }
 
-// Of batches that are meant for all workers, what one of them takes in a step. Its next step takes
-// the next rows, since the batch is all its own.
-Dataset cut_for_workers(const Dataset& dataset, int num_workers) {
-  const auto share = [num_workers](int64_t rows) {
-    return std::max<int64_t>(1, (rows + num_workers - 1) / num_workers);
+// Of batches that are meant for all workers, what this one takes in a step: the rows of its
+// replicas. Its next step takes the next rows, since the batch is all its own.
+Dataset cut_for_workers(const Dataset& dataset, const Layout& layout) {
+  // As many rows as this worker takes of a batch, then as many as each worker after it.
+  const auto shares = [n = layout.num_replicas(), local = int64_t(layout.devices.size()),
+                       worker = layout.worker_id, workers = layout.num_workers](int64_t rows) {
+    std::vector<int64_t> sizes;
+    for (int w = worker; w < worker + workers; ++w) {
+      const int64_t first = (w % workers) * local;
+      sizes.push_back(share_of(rows, first + local - 1, n).second - share_of(rows, first, n).first);
+    }
+    return sizes;
   };
-  if (const auto batch_size = dataset.batch_size())
-    return dataset.unbatch().batch(share(*batch_size));
-  return dataset.interleave(
-      [share](const std::vector<Tensor>& batch) {
-        return Dataset::from_tensor_slices(batch).batch(share(rows_in(batch)));
-      },
-      1);
+  if (const auto batch_size = dataset.batch_size()) {
+    std::vector<int64_t> sizes = shares(*batch_size);
+    // If there are not rows for all, workers take turns, or else some would never read their data.
+    if (std::ranges::min(sizes) > 0) sizes.resize(1);
+    return detail::rebatched(dataset, std::move(sizes));
+  }
+  // Batches of unknown size are not joined; taking turns, the workers take one a step.
+  return dataset.flat_map([shares](const std::vector<Tensor>& batch) {
+    return detail::rebatched(Dataset::from_tensors(batch), shares(rows_in(batch)));
+  });
+}
+
+void check(const InputOptions& options, const char* operation) {
+  const auto fail = [&](const char* type, int value) {
+    throw InvalidArgumentError(fmt::format("{}: {} is not an {}", operation, value, type));
+  };
+  if (const auto policy = options.auto_shard_policy;
+      policy < AutoShardPolicy::OFF || policy > AutoShardPolicy::DATA)
+    fail("AutoShardPolicy", int(policy));
+  if (const auto mode = options.experimental_replication_mode;
+      mode != InputReplicationMode::PER_WORKER && mode != InputReplicationMode::PER_REPLICA)
+    fail("InputReplicationMode", int(mode));
 }
 
 std::shared_ptr<InputSource> source_of(const Layout& layout, std::vector<Dataset> datasets,
@@ -163,6 +187,11 @@ std::shared_ptr<const InputSource> global_batches(const Layout& layout, const Da
 
 std::shared_ptr<const InputSource> shared_out(const Layout& layout, const Dataset& dataset,
                                               const InputOptions& options) {
+  check(options, "experimental_distribute_dataset");
+  if (options.experimental_replication_mode != InputReplicationMode::PER_WORKER)
+    throw UnimplementedError(
+        "experimental_distribute_dataset: PER_REPLICA needs a pipeline per replica; use "
+        "distribute_datasets_from_function");
   Layout mine = layout;
   Dataset data = dataset;
   if (options.auto_shard_policy == AutoShardPolicy::OFF) {
@@ -180,13 +209,15 @@ std::shared_ptr<const InputSource> shared_out(const Layout& layout, const Datase
     mine.num_workers = 1;
     mine.worker_id = 0;
   }
-  if (layout.new_group) data = cut_for_workers(data, layout.num_workers);
-  return source_of(mine, {data}, true);
+  if (layout.new_group) data = cut_for_workers(data, layout);
+  // For one replica there is nothing to split, so its elements may be anything.
+  return source_of(mine, {data}, layout.num_replicas() > 1);
 }
 
 std::shared_ptr<const InputSource> from_function(const Layout& layout, const InputFn& input_fn,
                                                  const InputOptions& options) {
   if (!input_fn) throw InvalidArgumentError("input: the input function is empty");
+  check(options, "distribute_datasets_from_function");
   const bool per_replica =
       options.experimental_replication_mode == InputReplicationMode::PER_REPLICA;
   const int pipelines = per_replica ? int(layout.devices.size()) : 1;
@@ -194,7 +225,12 @@ std::shared_ptr<const InputSource> from_function(const Layout& layout, const Inp
   for (int i = 0; i < pipelines; ++i)
     datasets.push_back(input_fn(InputContext(
         layout.num_workers * pipelines, layout.worker_id * pipelines + i, layout.num_replicas())));
-  return source_of(layout, std::move(datasets), false);
+  const bool full = std::ranges::all_of(datasets, [](const Dataset& dataset) {
+    return detail::DatasetNode::of(dataset)->elements_alike();
+  });
+  const auto source = source_of(layout, std::move(datasets), false);
+  source->drop_leftover = full && layout.num_workers == 1;
+  return source;
 }
 
 namespace {
@@ -364,8 +400,10 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
   }
   if (group_)
     supply = input::of_all_workers(*group_, layout.communication, supply, run_->last, error);
-  // Replicas without data get no rows. Where elements have no rows, what is left over is dropped.
+  // Replicas without data get no rows. If elements have no rows, or all have as many, what is left
+  // over is dropped.
   const bool batched =
+      !source_->drop_leftover &&
       std::ranges::all_of(run_->last, [](const Tensor& t) { return t.shape().rank() > 0; });
   if (!supply.any || (!supply.all && !batched)) {
     run_->ended = true;

@@ -196,10 +196,6 @@ InputIterator Strategy::make_input_fn_iterator(const InputFn& input_fn, InputRep
 DistributedDataset Strategy::experimental_distribute_dataset(const Dataset& dataset,
                                                              const InputOptions& options) {
   extended_->require_cross_replica("experimental_distribute_dataset");
-  if (options.experimental_replication_mode != InputReplicationMode::PER_WORKER)
-    throw UnimplementedError(
-        "experimental_distribute_dataset: PER_REPLICA needs a pipeline per replica; use "
-        "distribute_datasets_from_function");
   const bool own_data = options.auto_shard_policy == AutoShardPolicy::OFF ||
                         options.auto_shard_policy == AutoShardPolicy::FILE;
   return DistributedDataset(input::shared_out(layout_of(*extended_, own_data), dataset, options));

@@ -241,6 +241,31 @@ TEST_F(DistributedInput, NeedsBatches) {
       first_of(Dataset::from_tensors({Tensor::of<float>({1, 2}), Tensor::of<float>({1, 2, 3})})));
 }
 
+TEST_F(DistributedInput, OfOneReplicaIsPassedOnAsItIs) {
+  MirroredStrategy one(cpus(1));
+  EXPECT_EQ(all_of(one.experimental_distribute_dataset(Dataset::range(3))),
+            (std::vector<Parts>{{{0}}, {{1}}, {{2}}}));
+  const Dataset uneven =
+      Dataset::from_tensors({Tensor::of<float>({1, 2}), Tensor::of<float>({1, 2, 3})});
+  const DistributedElement element =
+      one.experimental_distribute_dataset(uneven).make_iterator().get_next();
+  EXPECT_EQ(element[0][0].shape(), (Shape{2}));
+  EXPECT_EQ(element[1][0].shape(), (Shape{3}));
+}
+
+// Batches without a remainder all have one shape, and an empty one would be another.
+TEST_F(DistributedInput, OfFullBatchesEndsWithTheLastThatGoRound) {
+  const auto three_batches = [](bool drop_remainder) {
+    return [=](const InputContext&) {
+      return Dataset::range(6).batch(2, drop_remainder).map([](const auto& x) { return x; });
+    };
+  };
+  EXPECT_EQ(all_of(two_.distribute_datasets_from_function(three_batches(true))),
+            (std::vector<Parts>{{{0, 1}, {2, 3}}}));
+  EXPECT_EQ(all_of(two_.distribute_datasets_from_function(three_batches(false))),
+            (std::vector<Parts>{{{0, 1}, {2, 3}}, {{4, 5}, {}}}));
+}
+
 // C202, C208
 TEST_F(DistributedInput, TakesEveryPolicyOnOneWorker) {
   Folder folder;

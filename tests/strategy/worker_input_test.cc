@@ -74,6 +74,23 @@ TEST(WorkerInput, OfItsOwnIsTakenInSharesOfTheBatch) {
              {{8, 9, 10, 11}, {8, 9, 10, 11}}}));
 }
 
+// Decision 14: of a batch of 5, replica 0 takes 3 rows in every step and replica 1 the other 2.
+TEST(WorkerInput, OfItsOwnIsTakenInOneGlobalBatchPerStep) {
+  const InputOptions off{.auto_shard_policy = AutoShardPolicy::OFF};
+  EXPECT_EQ(dealt(2, 1, shared(Dataset::range(6).batch(5), off)),
+            (Steps{{{0, 1, 2}, {0, 1}}, {{3, 4, 5}, {2, 3}}, {{}, {4, 5}}}));
+  // The same with two replicas on each worker: 2, 1, 1 and 1.
+  EXPECT_EQ(dealt(2, 2, shared(Dataset::range(6).batch(5), off)),
+            (Steps{{{0, 1}, {2}, {0}, {1}}, {{3, 4}, {5}, {2}, {3}}, {{}, {}, {4}, {5}}}));
+}
+
+// Else worker 1 would never come to its data.
+TEST(WorkerInput, OfItsOwnTakesTurnsInABatchOfFewerRowsThanWorkers) {
+  EXPECT_EQ(
+      dealt(2, 1, shared(Dataset::range(2).batch(1), {.auto_shard_policy = AutoShardPolicy::OFF})),
+      (Steps{{{0}, {}}, {{}, {0}}, {{1}, {}}, {{}, {1}}}));
+}
+
 // C206: nobody says how large batches are.
 TEST(WorkerInput, OfUnknownBatchSizeIsCutAsItComes) {
   const Dataset batches =
@@ -82,6 +99,14 @@ TEST(WorkerInput, OfUnknownBatchSizeIsCutAsItComes) {
   std::vector<size_t> sizes;
   for (const auto& step : steps) sizes.push_back(step[0].size());
   EXPECT_EQ(sizes, (std::vector<size_t>{4, 4, 2, 2}));
+}
+
+TEST(WorkerInput, OfUnknownBatchSizeMakesAGlobalBatchPerStep) {
+  const Dataset batches =
+      Dataset::range(10).batch(5).map([](const std::vector<Tensor>& x) { return x; });
+  EXPECT_EQ(
+      dealt(2, 1, shared(batches, {.auto_shard_policy = AutoShardPolicy::OFF})),
+      (Steps{{{0, 1, 2}, {0, 1}}, {{3, 4}, {2, 3, 4}}, {{5, 6, 7}, {5, 6}}, {{8, 9}, {7, 8, 9}}}));
 }
 
 // C203, and worker k having k batches more
@@ -212,6 +237,8 @@ TEST(WorkerInput, DealsOutFiles) {
   });
   EXPECT_EQ(dealt(2, 1, shared(numbers.batch(4), {.auto_shard_policy = AutoShardPolicy::FILE})),
             (Steps{{{0, 1}, {10, 11}}, {{20, 21}, {30, 31}}, {{40, 41}, {}}}));
+  EXPECT_EQ(dealt(2, 1, shared(numbers.batch(5), {.auto_shard_policy = AutoShardPolicy::FILE})),
+            (Steps{{{0, 1, 20}, {10, 11}}, {{21, 40, 41}, {30, 31}}}));
 }
 
 }  // namespace
