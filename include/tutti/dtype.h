@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <ostream>
 #include <string_view>
 #include <type_traits>
@@ -28,6 +29,11 @@ enum class DType : uint8_t {
   float64,
 };
 
+namespace detail {
+// InvalidArgumentError for a value that an enum does not have: "99 is not a DType".
+[[noreturn]] void throw_not_a(const char* type, int value);
+}  // namespace detail
+
 // "float32", "bool", ...
 std::string_view name(DType dtype);
 std::ostream& operator<<(std::ostream& os, DType dtype);
@@ -35,6 +41,7 @@ std::ostream& operator<<(std::ostream& os, DType dtype);
 // Bytes per element.
 constexpr size_t size_of(DType dtype) {
   constexpr uint8_t sizes[] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+  if (size_t(dtype) >= std::size(sizes)) detail::throw_not_a("DType", int(dtype));
   return sizes[size_t(dtype)];
 }
 

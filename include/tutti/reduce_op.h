@@ -26,10 +26,10 @@ ReduceOp reduce_op(std::string_view name);
 std::string_view name(ReduceOp op);
 std::ostream& operator<<(std::ostream& os, ReduceOp op);
 
-// An argument that is a ReduceOp or its name.
+// An argument that is a ReduceOp or its name. InvalidArgumentError for any other.
 class ReduceOpArg {
  public:
-  ReduceOpArg(ReduceOp op) : op_(op) {}
+  ReduceOpArg(ReduceOp op) : op_(op) { (void)name(op); }
   ReduceOpArg(std::string_view name) : op_(reduce_op(name)) {}
   ReduceOpArg(const char* name) : op_(reduce_op(std::string_view(name))) {}
   operator ReduceOp() const { return op_; }

@@ -10,8 +10,11 @@ constexpr std::string_view kNames[] = {"bool",     "int8",    "int16",  "int32",
                                        "bfloat16", "float32", "float64"};
 }  // namespace
 
-std::string_view name(DType dtype) { return kNames[size_t(dtype)]; }
-bool is_floating(DType dtype) { return dtype >= DType::float16; }
+std::string_view name(DType dtype) {
+  (void)size_of(dtype);  // which throws for what is not a DType
+  return kNames[size_t(dtype)];
+}
+bool is_floating(DType dtype) { return dtype >= DType::float16 && dtype <= DType::float64; }
 bool is_integer(DType dtype) { return dtype >= DType::int8 && dtype <= DType::uint64; }
 std::ostream& operator<<(std::ostream& os, DType dtype) { return os << name(dtype); }
 

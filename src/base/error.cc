@@ -1,3 +1,4 @@
+#include <tutti/dtype.h>
 #include <tutti/error.h>
 
 namespace tutti {
@@ -20,6 +21,10 @@ void throw_error(ErrorCode code, const std::string& what) {
     case ErrorCode::internal: break;
   }
   throw InternalError(what);
+}
+
+void detail::throw_not_a(const char* type, int value) {
+  throw InvalidArgumentError(std::to_string(value) + " is not a " + type);
 }
 
 }  // namespace tutti

@@ -14,6 +14,12 @@ constexpr std::array<std::string_view, 4> kAggregations{"NONE", "SUM", "MEAN",
                                                         "ONLY_FIRST_REPLICA"};
 constexpr std::array<std::string_view, 3> kImplementations{"AUTO", "RING", "NCCL"};
 
+template <class E, size_t N>
+std::string_view name_in(const std::array<std::string_view, N>& names, E value, const char* type) {
+  if (size_t(value) >= N) detail::throw_not_a(type, int(value));
+  return names[size_t(value)];
+}
+
 template <size_t N>
 size_t look_up(std::string_view text, const std::array<std::string_view, N>& names,
                std::string_view what) {
@@ -30,11 +36,11 @@ size_t look_up(std::string_view text, const std::array<std::string_view, N>& nam
 }  // namespace
 
 ReduceOp reduce_op(std::string_view text) { return ReduceOp(look_up(text, kOps, "ReduceOp")); }
-std::string_view name(ReduceOp op) { return kOps[size_t(op)]; }
+std::string_view name(ReduceOp op) { return name_in(kOps, op, "ReduceOp"); }
 std::ostream& operator<<(std::ostream& os, ReduceOp op) { return os << name(op); }
 
 std::string_view name(VariableAggregation aggregation) {
-  return kAggregations[size_t(aggregation)];
+  return name_in(kAggregations, aggregation, "VariableAggregation");
 }
 std::ostream& operator<<(std::ostream& os, VariableAggregation aggregation) {
   return os << name(aggregation);
@@ -52,6 +58,8 @@ ReduceOp reduce_op(VariableAggregation aggregation) {
 }
 
 DType result_dtype(ReduceOp op, DType dtype) {
+  if (size_t(op) >= kOps.size()) detail::throw_not_a("ReduceOp", int(op));
+  (void)size_of(dtype);  // which throws for what is not a DType
   if (dtype == DType::boolean && op != ReduceOp::MIN && op != ReduceOp::MAX)
     throw InvalidArgumentError(
         fmt::format("bool has no {}; it has MIN (and) and MAX (or)", name(op)));
@@ -75,6 +83,11 @@ CommunicationOptions CommunicationOptions::merge(const CommunicationOptions& oth
 }
 
 void CommunicationOptions::validate(std::string_view what) const {
+  try {
+    (void)name_in(kImplementations, implementation, "CommunicationImplementation");
+  } catch (const InvalidArgumentError& e) {
+    throw InvalidArgumentError(fmt::format("{}: {}", what, e.what()));
+  }
   if (bytes_per_pack < 0)
     throw InvalidArgumentError(
         fmt::format("{}: bytes_per_pack is {}, expected 0 or more", what, bytes_per_pack));

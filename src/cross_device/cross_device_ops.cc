@@ -211,6 +211,7 @@ Mirrored<Value> CrossDeviceOps::reduce_value(ReduceOp op, const Mirrored<Value>&
                                              const CommunicationOptions& options) {
   check_context("reduce");
   options.validate("reduce");
+  (void)name(op);  // which throws for what is not a ReduceOp
   if (value.empty()) invalid("reduce", "the value has no replicas");
   if (op == ReduceOp::SUM || op == ReduceOp::PROD)
     invalid(
@@ -227,6 +228,7 @@ std::vector<Mirrored<Value>> CrossDeviceOps::batch_reduce(
   check_context("batch_reduce");
   const CommunicationOptions options = default_options().merge(given);
   options.validate("batch_reduce");
+  (void)name(op);  // which throws for what is not a ReduceOp
   for (size_t i = 0; i < pairs.size(); ++i) {
     try {
       check_reducible("batch_reduce", op, pairs[i].first);

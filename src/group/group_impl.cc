@@ -316,7 +316,9 @@ void GroupImpl::perform(const Description& what, const group::LeafReduction& red
 }
 
 void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
-  if (options.bytes_per_pack != 0 || options.timeout) options.validate(group::name(call.kind));
+  if (options.bytes_per_pack != 0 || options.timeout ||
+      options.implementation != CommunicationImplementation::AUTO)
+    options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
   const int card = card_of(call, rank());
   const Patience patience = patience_of(options);

@@ -94,6 +94,8 @@ ReplicaContext* replica_of(const Strategy& strategy, const char* what) {
 
 std::string_view name(VariableSynchronization synchronization) {
   constexpr std::array<std::string_view, 4> names{"AUTO", "NONE", "ON_WRITE", "ON_READ"};
+  if (size_t(synchronization) >= names.size())
+    detail::throw_not_a("VariableSynchronization", int(synchronization));
   return names[size_t(synchronization)];
 }
 
@@ -136,6 +138,8 @@ Variable Variable::make(const Tensor& initial_value, const VariableOptions& opti
 }
 
 Variable Variable::create(const Tensor& initial_value, const VariableOptions& options) {
+  (void)tutti::name(options.synchronization);  // which throws for what is none
+  (void)tutti::name(options.aggregation);
   const strategy::Context& context = strategy::context();
   if (!context.replica) return make(initial_value, options, get_strategy().extended());
 

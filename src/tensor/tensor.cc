@@ -89,6 +89,7 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, std::string_view device) {
 }
 
 Tensor Tensor::full(const Shape& shape, double value, DType dtype, std::string_view device) {
+  (void)size_of(dtype);  // which throws for what is not a DType
   alignas(8) std::byte element[8];
   kernels::cast(&value, DType::float64, element, dtype, 1);
   if (is_integer(dtype) || dtype == DType::boolean) {

@@ -183,5 +183,110 @@ TEST_F(BadInput, InputsAreNeverWritten) {
   });
 }
 
+// Enums of which no value is this.
+constexpr int kWrong = 99;
+
+TEST_F(BadInput, EnumsOutOfRangeAreRefusedByEveryReduction) {
+  const auto op = ReduceOp(kWrong);
+  const auto aggregation = VariableAggregation(kWrong);
+  const PerReplica<Tensor> value{Tensor::scalar(1.f, device(0)), Tensor::scalar(2.f, device(1))};
+  const Mirrored<Tensor> mirrored{value[0], value[1]};
+  constexpr const char* text = "99 is not a ReduceOp";
+  for_each_algorithm([&](CrossDeviceOps& ops) {
+    EXPECT_ERROR(InvalidArgumentError, text, ops.reduce(op, value, value));
+    EXPECT_ERROR(InvalidArgumentError, text, ops.reduce(op, value[0], device(0)));
+    EXPECT_ERROR(InvalidArgumentError, text, ops.reduce(op, mirrored, value));
+    EXPECT_ERROR(InvalidArgumentError, text, ops.batch_reduce(op, {{value, value}}));
+    EXPECT_ERROR(InvalidArgumentError, text, ops.batch_reduce(op, {}));
+    EXPECT_ERROR(InvalidArgumentError, "VariableAggregation",
+                 ops.reduce(aggregation, value, value));
+  });
+  MirroredStrategy strategy({device(0), device(1)});
+  EXPECT_ERROR(InvalidArgumentError, text, strategy.reduce(op, value));
+  EXPECT_ERROR(InvalidArgumentError, text, strategy.reduce(op, value[0]));
+  EXPECT_ERROR(InvalidArgumentError, text, strategy.extended().reduce_to(op, mirrored, value));
+  EXPECT_ERROR(InvalidArgumentError, text, strategy.extended().batch_reduce_to(op, {}));
+  EXPECT_ERROR(InvalidArgumentError, text,
+               strategy.run([&](ReplicaContext& ctx) { ctx.all_reduce(op, Tensor::scalar(1.f)); }));
+  const Group group = Group::in_process(1)[0];
+  std::vector<float> data{1, 2}, out(2);
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_reduce(data, op));
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_reduce(data, out, op));
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_reduce(std::vector{value[0], value[1]}, op));
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_reduce_async(data, op).wait());
+  EXPECT_ERROR(InvalidArgumentError, text, group.reduce(data, op, 0));
+  EXPECT_ERROR(InvalidArgumentError, text, group.reduce_scatter(data, out, op));
+  EXPECT_EQ(data, (std::vector<float>{1, 2}));
+  EXPECT_ERROR(InvalidArgumentError, text, name(op));
+  EXPECT_ERROR(InvalidArgumentError, text, result_dtype(op, DType::float32));
+  EXPECT_ERROR(InvalidArgumentError, "VariableAggregation", name(aggregation));
+  EXPECT_ERROR(InvalidArgumentError, "VariableAggregation", reduce_op(aggregation));
+  EXPECT_ERROR(InvalidArgumentError, "-1 is not a ReduceOp", name(ReduceOp(-1)));
+}
+
+TEST_F(BadInput, EnumsOutOfRangeAreRefusedByTensors) {
+  const auto dtype = DType(kWrong);
+  constexpr const char* text = "99 is not a DType";
+  float x = 1;
+  EXPECT_ERROR(InvalidArgumentError, text, Tensor::empty({2}, dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, Tensor::zeros({0}, dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, Tensor::full({2}, 1, dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, Tensor::borrow(&x, {1}, dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, Tensor::scalar(1.f).to(dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, Group::in_process(1)[0].empty({2}, dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, size_of(dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, name(dtype));
+  EXPECT_ERROR(InvalidArgumentError, text, result_dtype(ReduceOp::SUM, dtype));
+  EXPECT_FALSE(is_floating(dtype) || is_integer(dtype));
+}
+
+TEST_F(BadInput, EnumsOutOfRangeAreRefusedByOptions) {
+  const CommunicationOptions options{.implementation = CommunicationImplementation(kWrong)};
+  constexpr const char* text = "99 is not a CommunicationImplementation";
+  const PerReplica<Tensor> value{Tensor::scalar(1.f, device(0)), Tensor::scalar(2.f, device(1))};
+  for_each_algorithm([&](CrossDeviceOps& ops) {
+    EXPECT_ERROR(InvalidArgumentError, text, ops.reduce(ReduceOp::SUM, value, value, options));
+    EXPECT_ERROR(InvalidArgumentError, text, ops.batch_reduce(ReduceOp::SUM, {}, options));
+  });
+  const Group group = Group::in_process(1)[0];
+  std::vector<float> data{1, 2};
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_reduce(data, ReduceOp::SUM, options));
+  EXPECT_ERROR(InvalidArgumentError, text, group.barrier(options));
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_gather_uneven(data, options));
+  EXPECT_ERROR(InvalidArgumentError, text, group.all_reduce_async(data, ReduceOp::SUM, options));
+  EXPECT_ERROR(InvalidArgumentError, text, CollectiveAllReduceStrategy({.communication = options}));
+  MirroredStrategy strategy({device(0), device(1)});
+  EXPECT_ERROR(InvalidArgumentError, text,
+               strategy.reduce(ReduceOp::SUM, value, {.communication = options}));
+  EXPECT_ERROR(InvalidArgumentError, text, strategy.run([&](ReplicaContext& ctx) {
+    ctx.all_gather(Tensor::of({1.f}), 0, options);
+  }));
+
+  const auto scope = strategy.scope();
+  for (const VariableOptions& wrong :
+       {VariableOptions{.aggregation = VariableAggregation(kWrong)},
+        VariableOptions{.synchronization = VariableSynchronization(kWrong)}}) {
+    EXPECT_ERROR(InvalidArgumentError, "99 is not a Variable",
+                 Variable::create(Tensor::scalar(1.f), wrong));
+    EXPECT_ERROR(InvalidArgumentError, "99 is not a Variable",
+                 strategy.run([&] { Variable::create(Tensor::scalar(1.f), wrong); }));
+  }
+  EXPECT_ERROR(InvalidArgumentError, "99 is not a VariableSynchronization",
+               name(VariableSynchronization(kWrong)));
+
+  const Dataset data_set = Dataset::range(4).batch(2);
+  const InputFn fn = [&](const InputContext&) { return data_set; };
+  const InputOptions policy{.auto_shard_policy = AutoShardPolicy(kWrong)},
+      mode{.experimental_replication_mode = InputReplicationMode(kWrong)};
+  for (const InputOptions& wrong : {policy, mode}) {
+    EXPECT_ERROR(InvalidArgumentError, "99 is not an",
+                 strategy.experimental_distribute_dataset(data_set, wrong));
+    EXPECT_ERROR(InvalidArgumentError, "99 is not an",
+                 strategy.distribute_datasets_from_function(fn, wrong));
+  }
+  EXPECT_ERROR(InvalidArgumentError, "PER_WORKER",
+               strategy.make_input_fn_iterator(fn, InputReplicationMode(kWrong)));
+}
+
 }  // namespace
 }  // namespace tutti
