@@ -76,8 +76,7 @@ class Variable {
   void assign(const Variable& value) const { assign(value.read_value()); }
 
   // The rows that `slices` name, one after another. UnimplementedError for ON_READ variables, and
-  // in a replica function for min, max and update with SUM or MEAN. InvalidArgumentError where an
-  // index lies outside.
+  // for min, max and update with SUM or MEAN. InvalidArgumentError where an index lies outside.
   void scatter_add(const IndexedSlices& slices) const;
   void scatter_sub(const IndexedSlices& slices) const;
   void scatter_mul(const IndexedSlices& slices) const;

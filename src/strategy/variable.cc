@@ -318,6 +318,14 @@ void Variable::write(const char* what, Update update, const Value& value) const 
       throw UnimplementedError(fmt::format(
           "{}: the variable \"{}\" is synchronised on read and takes no scatter updates", what,
           name()));
+    const bool commutes =
+        update != Update::min && update != Update::max && update != Update::assign;
+    if (!commutes &&
+        (aggregation() == VariableAggregation::SUM || aggregation() == VariableAggregation::MEAN))
+      throw UnimplementedError(
+          fmt::format("{}: not defined for the variable \"{}\" with aggregation {}; it is for "
+                      "ONLY_FIRST_REPLICA and NONE",
+                      what, name(), tutti::name(aggregation())));
     value.slices().validate(what);
     const Shape &got = source.shape(), &mine = shape();
     if (got.rank() != mine.rank() || mine.rank() == 0 ||
@@ -393,12 +401,6 @@ void Variable::write_in_replica(const char* what, Update update, const Value& va
   if (synchronization() == VariableSynchronization::ON_READ ||
       aggregation() == VariableAggregation::NONE)
     return apply(update, value, local);
-  const bool commutes = update != Update::min && update != Update::max && update != Update::assign;
-  if (value.is_sparse() && !commutes && aggregation() != VariableAggregation::ONLY_FIRST_REPLICA)
-    throw UnimplementedError(
-        fmt::format("{}: not defined for the variable \"{}\" with aggregation {}; it is for "
-                    "ONLY_FIRST_REPLICA and NONE",
-                    what, name(), tutti::name(aggregation())));
 
   struct Slot {
     const Variable& variable;
