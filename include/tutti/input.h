@@ -127,32 +127,45 @@ namespace detail {
 PerReplica<std::vector<Tensor>> transpose(const DistributedElement& element);
 [[noreturn]] void throw_arity(size_t parameters, size_t components);
 
-// How many tensors fn takes after the context.
+// fn(context, arguments...), or fn(arguments...) if it takes no context.
+template <class F, class... Args>
+constexpr bool takes =
+    std::is_invocable_v<F&, ReplicaContext&, Args...> || std::is_invocable_v<F&, Args...>;
+template <class F, class... Args>
+decltype(auto) call(F& fn, ReplicaContext& context, const Args&... args) {
+  if constexpr (std::is_invocable_v<F&, ReplicaContext&, const Args&...>)
+    return fn(context, args...);
+  else
+    return fn(args...);
+}
+
+// How many tensors fn takes, a context aside; 0 if it does not take tensors.
 template <class F, class... Tensors>
 constexpr size_t arity() {
   if constexpr (sizeof...(Tensors) > 16)
     return 0;
-  else if constexpr (std::is_invocable_v<F&, ReplicaContext&, Tensors...>)
-    return sizeof...(Tensors);
+  else if constexpr (takes<F, const Tensor&, Tensors...>)
+    return sizeof...(Tensors) + 1;
   else
     return arity<F, Tensors..., const Tensor&>();
 }
 
-// fn(context, tensors...) as a function of the context and one list; a function that takes the list
-// is left as it is.
+// fn of a context and tensors as a function of the context and one list; a function that takes the
+// list is left as it is.
 template <class F>
 auto unpacking(F&& fn) {
   return [&fn](ReplicaContext& context, const std::vector<Tensor>& parts) -> decltype(auto) {
-    if constexpr (std::is_invocable_v<F&, ReplicaContext&, const std::vector<Tensor>&>) {
-      return fn(context, parts);
-    } else {
-      constexpr size_t n = arity<F>();
-      static_assert(n > 0,
-                    "the function takes a ReplicaContext& and tensors, or a ReplicaContext& and a "
-                    "list of them");
+    constexpr bool takes_list = takes<F, const std::vector<Tensor>&>;
+    constexpr size_t n = arity<F>();
+    static_assert(takes_list || n > 0,
+                  "run: the function must take the components of the element as Tensors, or one "
+                  "std::vector<Tensor>, and may take a ReplicaContext& before them");
+    if constexpr (takes_list) {
+      return call(fn, context, parts);
+    } else if constexpr (n > 0) {
       if (parts.size() != n) throw_arity(n, parts.size());
       return [&]<size_t... I>(std::index_sequence<I...>)->decltype(auto) {
-        return fn(context, parts[I]...);
+        return call(fn, context, parts[I]...);
       }
       (std::make_index_sequence<n>{});
     }

@@ -52,6 +52,16 @@ struct ComponentOf<Mirrored<T>> {
   using type = T;
   static const T& of(const Mirrored<T>& value, size_t replica) { return value[replica]; }
 };
+// An element of a distributed input.
+template <class T>
+struct ComponentOf<std::vector<PerReplica<T>>> {
+  using type = std::vector<T>;
+  static type of(const std::vector<PerReplica<T>>& element, size_t replica) {
+    type parts;
+    for (const PerReplica<T>& component : element) parts.push_back(component[replica]);
+    return parts;
+  }
+};
 
 }  // namespace detail
 
@@ -97,6 +107,18 @@ class ReplicaContext {
   // function is replica 0's; all must be of one type.
   template <class F, class... Args>
   auto merge_call(F&& fn, const Args&... args) {
+    constexpr bool fits = std::is_invocable_v<F&, Strategy&, const PerReplica<Args>&...>;
+    static_assert(
+        fits, "merge_call: the function must take a Strategy& and a PerReplica of each argument");
+    if constexpr (fits) return merged(std::forward<F>(fn), args...);
+  }
+
+ private:
+  friend class detail::ReplicaGroup;
+  friend class Variable;
+
+  template <class F, class... Args>
+  auto merged(F&& fn, const Args&... args) {
     using Result = std::invoke_result_t<F&, Strategy&, const PerReplica<Args>&...>;
     using Component = typename detail::ComponentOf<std::decay_t<Result>>::type;
     constexpr bool is_void = std::is_void_v<Result>;
@@ -133,9 +155,6 @@ class ReplicaContext {
     if constexpr (!is_void) return std::move(*slot.result);
   }
 
- private:
-  friend class detail::ReplicaGroup;
-  friend class Variable;
   ReplicaContext(Strategy& strategy, detail::ReplicaGroup& group, int local_id, int replica_id,
                  int num_replicas, std::string device)
       : strategy_(&strategy),

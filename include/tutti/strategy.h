@@ -95,12 +95,18 @@ class Strategy {
     return extended_->call_for_each_replica(std::forward<F>(fn), args...);
   }
 
-  // run, with the next element of `input`: its components are arguments to fn, or one vector.
-  // OutOfRangeError at the end.
+  // run, with an element of a distributed input: fn takes its components as arguments, or as one
+  // std::vector<Tensor>.
+  template <class F>
+  auto run(F&& fn, const DistributedElement& element) {
+    return run(detail::unpacking(std::forward<F>(fn)), detail::transpose(element));
+  }
+
+  // run, with the next element of `input`. OutOfRangeError at the end.
   template <class F>
   auto experimental_run(F&& fn, InputIterator& input) {
     extended_->require_cross_replica("experimental_run");  // before an element is taken
-    return run(detail::unpacking(std::forward<F>(fn)), detail::transpose(input.get_next()));
+    return run(std::forward<F>(fn), input.get_next());
   }
   template <class F>
   auto experimental_run(F&& fn) {

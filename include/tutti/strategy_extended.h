@@ -122,11 +122,18 @@ class StrategyExtended {
     return detail::collect(
         devices_.size(),
         [&]([[maybe_unused]] size_t i) -> decltype(auto) {
-          if constexpr (std::is_invocable_v<F&, ReplicaContext&,
-                                            const typename detail::ComponentOf<Args>::type&...>)
+          constexpr bool alone =
+              std::is_invocable_v<F&, const typename detail::ComponentOf<Args>::type&...>;
+          constexpr bool with_context =
+              std::is_invocable_v<F&, ReplicaContext&,
+                                  const typename detail::ComponentOf<Args>::type&...>;
+          static_assert(alone || with_context,
+                        "run: the function must take the arguments after it, a distributed one by "
+                        "its component, and may take a ReplicaContext& before them");
+          if constexpr (with_context)
             return std::invoke(fn, get_replica_context(),
                                detail::ComponentOf<Args>::of(args, i)...);
-          else
+          else if constexpr (alone)
             return std::invoke(fn, detail::ComponentOf<Args>::of(args, i)...);
         },
         [&](const std::function<void(size_t)>& call) { run_replicas(call); });

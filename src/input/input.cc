@@ -31,9 +31,9 @@ PerReplica<std::vector<Tensor>> transpose(const DistributedElement& element) {
 }
 
 void throw_arity(size_t parameters, size_t components) {
-  throw InvalidArgumentError(fmt::format(
-      "experimental_run: the function takes {} tensors, and the input's elements have {}",
-      parameters, components));
+  throw InvalidArgumentError(
+      fmt::format("run: the function takes {} tensors, and the input's elements have {} components",
+                  parameters, components));
 }
 
 }  // namespace detail

@@ -200,6 +200,31 @@ TEST_F(ExperimentalRun, PassesComponentsAsArgumentsOrAsOneList) {
                    [](ReplicaContext&, const Tensor&, const Tensor&, const Tensor&) {}, it));
 }
 
+TEST_F(DistributedInput, IsSplitByRun) {
+  const DistributedElement element{
+      PerReplica<Tensor>{Tensor::scalar<int64_t>(1), Tensor::scalar<int64_t>(2)},
+      PerReplica<Tensor>{Tensor::scalar<int64_t>(10), Tensor::scalar<int64_t>(20)}};
+  const auto sum = [](const Tensor& x, const Tensor& y) {
+    return x.item<int64_t>() + y.item<int64_t>();
+  };
+  const auto listed = [&](const std::vector<Tensor>& parts) { return sum(parts[0], parts[1]); };
+  const auto expect = [](const PerReplica<int64_t>& sums) {
+    EXPECT_EQ(Longs(sums.begin(), sums.end()), Longs({11, 22}));
+  };
+  expect(two_.run(sum, element));
+  expect(two_.run(listed, element));
+  expect(two_.run([&](ReplicaContext&, const Tensor& x, const Tensor& y) { return sum(x, y); },
+                  element));
+  expect(two_.run([&](ReplicaContext&, const std::vector<Tensor>& parts) { return listed(parts); },
+                  element));
+  expect(two_.run(
+      [&](ReplicaContext&, int, const std::vector<Tensor>& parts) { return listed(parts); }, 7,
+      element));
+  EXPECT_ERROR(InvalidArgumentError,
+               "run: the function takes 1 tensors, and the input's elements have 2 components",
+               two_.run([](const Tensor&) {}, element));
+}
+
 TEST_F(ExperimentalRun, NeedsNoInput) {
   const PerReplica<int> ids =
       two_.experimental_run([](ReplicaContext& ctx) { return ctx.local_replica_id(); });
