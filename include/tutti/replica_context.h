@@ -95,6 +95,11 @@ class ReplicaContext {
                                  const AllReduceOptions& options = {});
   std::vector<Value> all_reduce(ReduceOpArg op, const std::vector<Value>& values,
                                 const AllReduceOptions& options = {});
+  // A number. The MEAN of integers is an InvalidArgumentError: make them doubles.
+  template <Element T>
+  T all_reduce(ReduceOpArg op, T value, const AllReduceOptions& options = {}) {
+    return all_reduce(op, Tensor::scalar(value, device_), options).template item<T>();
+  }
 
   // The values of all replicas, one after another along `axis`.
   Tensor all_gather(const Tensor& value, int64_t axis, const CommunicationOptions& options = {});

@@ -22,6 +22,7 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<int64_t> extents)
       : Shape(std::span<const int64_t>(extents.begin(), extents.size())) {}
+  Shape(const std::vector<int64_t>& extents) : Shape(std::span<const int64_t>(extents)) {}
   explicit Shape(std::span<const int64_t> extents);
 
   size_t rank() const { return many_ ? many_->size() : rank_; }

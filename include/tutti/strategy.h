@@ -120,6 +120,14 @@ class Strategy {
   // 0.
   Tensor reduce(ReduceOpArg op, const DistributedTensor& value, const ReduceOptions& options = {});
   Tensor reduce(ReduceOpArg op, const DistributedTensor& value, int64_t axis);
+  // Of IndexedSlices, and of numbers; both without axes. Integers have no MEAN: make them doubles.
+  IndexedSlices reduce(ReduceOpArg op, const PerReplica<IndexedSlices>& value,
+                       const ReduceOptions& options = {});
+  template <Element T>
+  T reduce(ReduceOpArg op, const PerReplica<T>& value, const ReduceOptions& options = {}) {
+    return reduce(op, value.map([](const T& x) { return Tensor::scalar(x); }), options)
+        .template item<T>();
+  }
 
   // The replicas' values one after another along `axis`, on the current device.
   Tensor gather(const DistributedTensor& value, int64_t axis);

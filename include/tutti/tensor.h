@@ -115,6 +115,9 @@ class Tensor {
 
   // The same memory seen in another shape; one extent may be -1 and follows from the others.
   Tensor reshape(std::span<const int64_t> extents) const;
+  Tensor reshape(const std::vector<int64_t>& extents) const {
+    return reshape(std::span<const int64_t>(extents));
+  }
   Tensor reshape(const Shape& shape) const { return reshape(shape.extents()); }
   Tensor reshape(std::initializer_list<int64_t> extents) const {
     return reshape(std::span<const int64_t>(extents.begin(), extents.size()));

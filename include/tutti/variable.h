@@ -66,13 +66,16 @@ class Variable {
   Tensor read_value() const;
 
   // `value` has the variable's dtype and shape, or is a Mirrored with a component for each of its
-  // own.
+  // own, or a PerReplica: as if each replica of this process assigned its component.
   void assign(const Tensor& value) const;
   void assign_add(const Tensor& value) const;
   void assign_sub(const Tensor& value) const;
   void assign(const Mirrored<Tensor>& value) const;
   void assign_add(const Mirrored<Tensor>& value) const;
   void assign_sub(const Mirrored<Tensor>& value) const;
+  void assign(const PerReplica<Tensor>& value) const;
+  void assign_add(const PerReplica<Tensor>& value) const;
+  void assign_sub(const PerReplica<Tensor>& value) const;
   void assign(const Variable& value) const { assign(value.read_value()); }
 
   // The rows that `slices` name, one after another. UnimplementedError for ON_READ variables, and
@@ -100,9 +103,14 @@ class Variable {
   explicit Variable(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   static Variable make(const Tensor& initial_value, const VariableOptions& options,
                        StrategyExtended& extended);
+  // Throws what is wrong with `value`.
+  void check(const char* what, Update update, const Value& value) const;
   void write(const char* what, Update update, const Value& value) const;
   void write(const char* what, Update update, const Mirrored<Tensor>& value) const;
+  void write(const char* what, Update update, const PerReplica<Tensor>& value) const;
   void write_in_replica(const char* what, Update update, const Value& value) const;
+  // One value from each replica of this process, combined.
+  void write_aggregate(Update update, const PerReplica<Value>& values) const;
   void apply(Update update, const Value& value, size_t component) const;
 
   std::shared_ptr<Impl> impl_;

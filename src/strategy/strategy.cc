@@ -79,6 +79,20 @@ Tensor Strategy::reduce(ReduceOpArg op, const DistributedTensor& value,
       value.get());
 }
 
+IndexedSlices Strategy::reduce(ReduceOpArg op, const PerReplica<IndexedSlices>& value,
+                               const ReduceOptions& options) {
+  extended_->require_cross_replica("reduce");
+  if (!options.axes.empty())
+    throw InvalidArgumentError("reduce: IndexedSlices have no axes; make them dense first");
+  const Destinations here(current_device());
+  if (options.weights.empty())
+    return extended_->reduce_to(op, value, here, options.communication)[0];
+  return cross_device::weighted_mean(extended_->cross_device_ops(), op, {{value, here}},
+                                     options.weights,
+                                     extended_->options_.merge(options.communication))[0][0]
+      .slices();
+}
+
 Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
                               const ReduceOptions& options) {
   if (op != ReduceOp::SUM && op != ReduceOp::MEAN)

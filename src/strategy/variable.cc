@@ -305,7 +305,7 @@ void Variable::apply(Update update, const Value& value, size_t i) const {
   });
 }
 
-void Variable::write(const char* what, Update update, const Value& value) const {
+void Variable::check(const char* what, Update update, const Value& value) const {
   const auto fail = [&](const std::string& why) {
     throw InvalidArgumentError(fmt::format("{}: the variable \"{}\" {}", what, name(), why));
   };
@@ -344,6 +344,11 @@ void Variable::write(const char* what, Update update, const Value& value) const 
 
   if (dtype() == DType::boolean && update != Update::assign)
     fail("is bool, which can only be assigned");
+}
+
+void Variable::write(const char* what, Update update, const Value& value) const {
+  check(what, update, value);
+  const Tensor& source = value.is_sparse() ? value.slices().values : value.tensor();
   // A component of this very variable changes while it is read.
   for (const Tensor& mine : impl_->components)
     if (mine.const_data() == source.const_data() && (value.is_sparse() || update != Update::assign))
@@ -357,10 +362,10 @@ void Variable::write(const char* what, Update update, const Value& value) const 
   if (synchronization() == VariableSynchronization::ON_READ &&
       aggregation() == VariableAggregation::SUM) {
     if (update != Update::assign)
-      fail(
-          "is a sum that is synchronised on read: outside of a replica function only assign is "
-          "defined, not "
-          "assign_add or assign_sub");
+      throw InvalidArgumentError(
+          fmt::format("{}: the variable \"{}\" is a sum that is synchronised on read: outside of a "
+                      "replica function only assign is defined, not assign_add or assign_sub",
+                      what, name()));
     // Shared out, so that reading gives it back.
     const int replicas = impl_->extended.num_replicas_in_sync();
     for (size_t i = 0; i < size(); ++i) {
@@ -395,6 +400,39 @@ void Variable::write(const char* what, Update update, const Mirrored<Tensor>& va
   for (size_t i = 0; i < size(); ++i) apply(update, copies[i], i);
 }
 
+void Variable::write(const char* what, Update update, const PerReplica<Tensor>& value) const {
+  if (replica_of(strategy(), what)) return write(what, update, Value(value.get()));
+  if (value.size() != impl_->extended.worker_devices().size())
+    throw InvalidArgumentError(
+        fmt::format("{}: the variable \"{}\" is of {} replicas and got values of {}", what, name(),
+                    impl_->extended.worker_devices().size(), value.size()));
+  // Components of this very variable may be among the values.
+  std::vector<Value> copies;
+  for (const Tensor& part : value) {
+    check(what, update, part);
+    copies.emplace_back(part.clone());
+  }
+  if (synchronization() == VariableSynchronization::ON_WRITE &&
+      aggregation() != VariableAggregation::NONE)
+    return write_aggregate(update, PerReplica<Value>(std::move(copies)));
+  for (size_t i = 0; i < copies.size(); ++i) apply(update, copies[i], i % size());
+}
+
+void Variable::write_aggregate(Update update, const PerReplica<Value>& values) const {
+  StrategyExtended& extended = impl_->extended;
+  const Destinations devices = *this;
+  Mirrored<Value> result;
+  if (aggregation() == VariableAggregation::ONLY_FIRST_REPLICA) {
+    result = extended.broadcast_to(extended.from_chief(values[0]), devices);
+  } else {
+    // Rows that no replica names must stay out of it: they would be multiplied by 0, too.
+    CommunicationOptions options = extended.options_;
+    options.sparse_as_dense = false;
+    result = extended.ops_->reduce(reduce_op(aggregation()), values, devices, options);
+  }
+  for (size_t i = 0; i < size(); ++i) apply(update, result[i], i);
+}
+
 void Variable::write_in_replica(const char* what, Update update, const Value& value) const {
   ReplicaContext& context = get_replica_context();
   const auto local = size_t(context.local_replica_id()) % size();
@@ -419,28 +457,11 @@ void Variable::write_in_replica(const char* what, Update update, const Value& va
         const auto& slot_ = *static_cast<const Slot*>(s);
         return fmt::format("{} of \"{}\"", slot_.what, slot_.variable.name());
       },
-      [](Strategy& current, std::span<void* const> slots) {
-        const auto slot_of = [&](size_t i) -> const Slot& {
-          return *static_cast<const Slot*>(slots[i]);
-        };
-        const Variable& variable = slot_of(0).variable;
-        const Destinations devices = variable;
-        Mirrored<Value> result;
-        if (variable.aggregation() == VariableAggregation::ONLY_FIRST_REPLICA) {
-          result = current.extended().broadcast_to(
-              variable.impl_->extended.from_chief(slot_of(0).value), devices);
-        } else {
-          std::vector<Value> parts;
-          for (size_t i = 0; i < slots.size(); ++i) parts.push_back(slot_of(i).value);
-          // Rows that nobody names must stay out of it: they would be multiplied by 0, too.
-          CommunicationOptions options = current.extended().options_;
-          options.sparse_as_dense = false;
-          result = current.extended().ops_->reduce(reduce_op(variable.aggregation()),
-                                                   PerReplica<Value>(std::move(parts)), devices,
-                                                   options);
-        }
-        for (size_t i = 0; i < variable.size(); ++i)
-          variable.apply(slot_of(0).update, result[i], i);
+      [](Strategy&, std::span<void* const> slots) {
+        std::vector<Value> parts;
+        for (const void* s : slots) parts.push_back(static_cast<const Slot*>(s)->value);
+        const Slot& first = *static_cast<const Slot*>(slots[0]);
+        first.variable.write_aggregate(first.update, PerReplica<Value>(std::move(parts)));
       }};
   context.meet(meeting, &slot, {});
 }
@@ -459,6 +480,15 @@ void Variable::assign_add(const Mirrored<Tensor>& value) const {
   write("assign_add", Update::add, value);
 }
 void Variable::assign_sub(const Mirrored<Tensor>& value) const {
+  write("assign_sub", Update::sub, value);
+}
+void Variable::assign(const PerReplica<Tensor>& value) const {
+  write("assign", Update::assign, value);
+}
+void Variable::assign_add(const PerReplica<Tensor>& value) const {
+  write("assign_add", Update::add, value);
+}
+void Variable::assign_sub(const PerReplica<Tensor>& value) const {
   write("assign_sub", Update::sub, value);
 }
 void Variable::scatter_add(const IndexedSlices& s) const {

@@ -20,6 +20,14 @@ TEST(Shape, CountsItsElements) {
   EXPECT_EQ(Shape(std::vector<int64_t>{4, 4}).num_elements(), 16);
 }
 
+TEST(Shape, IsMadeOfAVectorWithoutAsking) {
+  const std::vector<int64_t> extents{2, 3};
+  const auto rank = [](const Shape& shape) { return shape.rank(); };
+  EXPECT_EQ(rank(extents), 2u);
+  const Shape shape = extents;
+  EXPECT_EQ(shape, (Shape{2, 3}));
+}
+
 TEST(Shape, RefusesNegativeExtents) {
   EXPECT_ERROR(InvalidArgumentError, "[3, -1]", Shape({3, -1}));
   EXPECT_ERROR(InvalidArgumentError, "negative", Shape({0, -1}));

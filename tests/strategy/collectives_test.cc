@@ -444,5 +444,17 @@ TEST(Compat, TurnsHintsIntoOptionsAndSaysOnceThatTheyAreOld) {
   EXPECT_ERROR(InvalidArgumentError, "timeout", CollectiveHints(0, NAN));
 }
 
+TEST_F(AllReduce, TakesANumber) {
+  three_.run([](ReplicaContext& ctx) {
+    const float id = float(ctx.replica_id_in_sync_group());
+    const int n = ctx.num_replicas_in_sync();
+    EXPECT_EQ(ctx.all_reduce(ReduceOp::SUM, id), float(n * (n - 1) / 2));
+    EXPECT_EQ(ctx.all_reduce("mean", 2.5), 2.5);
+    EXPECT_EQ(ctx.all_reduce(ReduceOp::SUM, int64_t{3}), 3 * n);
+    EXPECT_EQ(ctx.all_reduce(ReduceOp::MEAN, id + 1, {.weight = id == 0 ? 1.0 : 0.0}), 1.f);
+    EXPECT_ERROR(InvalidArgumentError, "float64", ctx.all_reduce(ReduceOp::MEAN, 3));
+  });
+}
+
 }  // namespace
 }  // namespace tutti

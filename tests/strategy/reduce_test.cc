@@ -311,5 +311,35 @@ TEST_F(Gather, ReturnsACopyOfWhatIsTheSameOnAllReplicas) {
   EXPECT_EQ(two_.gather(Mirrored<Tensor>{plain, plain}, 0).to_vector<float>(), Floats({1, 2}));
 }
 
+TEST_F(Reduce, TakesANumberOfEachReplica) {
+  const PerReplica<float> losses =
+      three_.run([](ReplicaContext& ctx) { return float(ctx.replica_id_in_sync_group()); });
+  const float n = float(losses.size());
+  const float mean = three_.reduce(ReduceOp::MEAN, losses);
+  EXPECT_EQ(mean, (n - 1) / 2);
+  EXPECT_EQ(three_.reduce("sum", losses.map([](float x) { return int32_t(x) + 1; })),
+            int32_t(n * (n + 1) / 2));
+  std::vector<double> weights(losses.size(), 0);
+  weights[1] = 2;
+  EXPECT_EQ(three_.reduce(ReduceOp::MEAN, losses, {.weights = weights}), 1.f);
+}
+
+TEST_F(Reduce, JoinsSlices) {
+  const PerReplica<IndexedSlices> slices = three_.run([](ReplicaContext& ctx) {
+    const int64_t id = ctx.replica_id_in_sync_group();
+    return IndexedSlices{Tensor::of<float>({float(id)}, ctx.device()),
+                         Tensor::of<int64_t>({id}, ctx.device())};
+  });
+  const IndexedSlices sum = three_.reduce(ReduceOp::SUM, slices);
+  std::vector<int64_t> rows;
+  for (size_t i = 0; i < slices.size(); ++i) rows.push_back(int64_t(i));
+  EXPECT_EQ(sum.indices.to_vector<int64_t>(), rows);
+  EXPECT_EQ(sum.values.to_vector<float>()[1], 1.f);
+  const float n = float(slices.size());
+  EXPECT_EQ(three_.reduce(ReduceOp::MEAN, slices).values.to_vector<float>()[1], 1 / n);
+  EXPECT_ERROR(InvalidArgumentError, "IndexedSlices have no axes",
+               three_.reduce(ReduceOp::SUM, slices, {.axes = {0}}));
+}
+
 }  // namespace
 }  // namespace tutti

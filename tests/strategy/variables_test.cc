@@ -13,6 +13,7 @@ using ::testing::ElementsAre;
 using testing::Floats;
 using testing::id_of;
 using testing::number;
+using testing::numbers;
 using Aggregation = VariableAggregation;
 using Synchronization = VariableSynchronization;
 
@@ -417,6 +418,46 @@ TEST_F(Variables, AreNotClonedUnderAnotherStrategy) {
   MirroredStrategy other({cpu(2)});
   const Scope scope = other.scope();
   EXPECT_ERROR(FailedPreconditionError, "strategy", v.clone());
+}
+
+// As if each replica assigned its component.
+TEST_F(Variables, TakeAValueOfEachReplica) {
+  struct Case {
+    VariableSynchronization synchronization;
+    VariableAggregation aggregation;
+    Floats after_assign, after_add;
+  };
+  using enum VariableAggregation;
+  const auto on_write = VariableSynchronization::ON_WRITE,
+             on_read = VariableSynchronization::ON_READ;
+  for (const Case& c :
+       {Case{on_write, SUM, {5, 5}, {10, 10}}, Case{on_write, MEAN, {2.5, 2.5}, {5, 5}},
+        Case{on_write, ONLY_FIRST_REPLICA, {2, 2}, {4, 4}}, Case{on_write, NONE, {2, 3}, {4, 6}},
+        Case{on_read, SUM, {2, 3}, {4, 6}}}) {
+    const auto make = [&] {
+      return Variable::create(
+          number(9),
+          {.name = "v", .synchronization = c.synchronization, .aggregation = c.aggregation});
+    };
+    const auto values = [](const Variable& v) {
+      return Floats{v.component(0).item<float>(), v.component(1).item<float>()};
+    };
+    const Variable v = make(), in_replica = make();
+    const PerReplica<Tensor> given = numbers({2, 3});
+    v.assign(given);
+    EXPECT_EQ(values(v), c.after_assign);
+    v.assign_add(given);
+    EXPECT_EQ(values(v), c.after_add);
+    v.assign_sub(given);
+    EXPECT_EQ(values(v), c.after_assign);
+    strategy_.run([&] { in_replica.assign(given); });
+    EXPECT_EQ(values(in_replica), c.after_assign);
+    EXPECT_ERROR(InvalidArgumentError, "is of 2 replicas and got values of 3",
+                 v.assign(numbers({1, 2, 3})));
+    EXPECT_ERROR(InvalidArgumentError, "got a value of shape [1]",
+                 v.assign(PerReplica<Tensor>{number(1), Tensor::of<float>({1})}));
+    EXPECT_EQ(values(v), c.after_assign);
+  }
 }
 
 }  // namespace

@@ -179,6 +179,7 @@ TEST_F(TensorTest, ReshapeSeesTheSameMemory) {
   EXPECT_EQ(a.reshape({-1, 2}).shape(), Shape({3, 2}));
   EXPECT_EQ(a.reshape({6, -1}).shape(), Shape({6, 1}));
   EXPECT_EQ(b.reshape({-1}).shape(), Shape{6});
+  EXPECT_EQ(a.reshape(std::vector<int64_t>{-1, 2}).shape(), Shape({3, 2}));
   EXPECT_EQ(a.reshape(Shape{3, 2}).shape(), Shape({3, 2}));
   EXPECT_EQ(Tensor::scalar(1).reshape({1, 1}).shape(), Shape({1, 1}));
   EXPECT_EQ(Tensor::of({1}).reshape(Shape{}).shape(), Shape{});
