@@ -34,7 +34,9 @@ def little_address_space_suffices(options):
 
 def the_window_of_a_large_machine_fits(options):
     """128 TiB of addresses do not hold all the memory of such machines once per rank."""
-    for workers, tebibytes in ((3, 60), (128, 2))[:1 if options.sanitized else 2]:
+    if options.sanitized:
+        return "not tried: a sanitizer's runtime must be loaded before what is preloaded"
+    for workers, tebibytes in ((3, 60), (128, 2)):
         with Job(options) as job:
             job.launch(workers, [job.program("surroundings_worker"), "grow" if workers == 3 else "join"],
                        {"LD_PRELOAD": job.program("liblarge_machine.so"), "TUTTI_TEST_MEMORY_TIB": str(tebibytes)})
