@@ -120,7 +120,7 @@ def entries(folder):
 class Job:
     """Processes, a pipe that they report through, and folders for what they may leave."""
 
-    def __init__(self, options, patience=60):
+    def __init__(self, options, patience=180):
         self.build, self.sanitized = options.build, options.sanitized
         self.deadline = time.monotonic() + patience * (3 if options.sanitized else 1)
         self.shm = set(os.listdir("/dev/shm"))

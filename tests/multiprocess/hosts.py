@@ -194,7 +194,7 @@ class Hosts:
 class HostsJob(Job):
     """A job on hosts of its own, which go with it."""
 
-    def __init__(self, options, host_of, patience=60):
+    def __init__(self, options, host_of, patience=180):
         super().__init__(options, patience)
         self.host_of = host_of
         # Who tells UCX what to use gets UCX; and it may not use the memory that they share, too.

@@ -43,7 +43,7 @@ def expect_done(job):
 def the_mixture_is_exact(options):
     """All operations, sizes up to 4 MiB, and new groups on the way."""
     for host_of in (layout(2, 2), layout(3, 2), layout(2, 1), [0, 1, 1, 0, 1]):
-        with HostsJob(options, host_of, patience=60 + STEPS / 10) as job:
+        with HostsJob(options, host_of, patience=180 + STEPS / 10) as job:
             job.start_workers(mixture(job, SEED, STEPS))
             job.expect_all_well()
             expect_done(job)

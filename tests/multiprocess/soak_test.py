@@ -18,7 +18,7 @@ def main():
     options = parser.parse_args()
     if options.backend and not LONG:
         options.operations //= 5  # each takes several times as long
-    patience = 120 + options.operations / (200 if not options.backend else 40)
+    patience = 300 + (5000 + options.operations) / (50 if not options.backend else 10)  # 5000 warm up
     limit(patience * (3 if options.sanitized else 1) + 30)
     print(f"seed {options.seed}, {options.operations} operations", flush=True)
     try:

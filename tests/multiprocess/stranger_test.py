@@ -148,7 +148,7 @@ def disturb(job, computing, address):
 
 
 def strangers_at_a_service_of_its_own(options):
-    with Job(options, 120) as job:
+    with Job(options) as job:
         environment = {"TUTTI_TOKEN": TOKEN, "TUTTI_TEST_MODULE": module(options)}
         pipes = {"stdin": subprocess.PIPE, "text": True}
         service = job.start([job.program("stranger"), "serve", str(RANKS)], environment,
@@ -180,7 +180,7 @@ def strangers_at_a_service_of_its_own(options):
 
 
 def strangers_at_the_chief(options):
-    with Job(options, 120) as job:
+    with Job(options) as job:
         environment = {"TUTTI_TOKEN": TOKEN, "TUTTI_TEST_MODULE": module(options)}
         addresses = free_addresses(RANKS)
         workers = [job.start([job.program("launch_worker"), "loop"],
@@ -351,7 +351,7 @@ def told(job, attackers):
 
 if __name__ == "__main__":
     options = arguments(__doc__).parse_args()
-    limit(300)
+    limit(600)
     sys.exit(run_cases([strangers_at_a_service_of_its_own, strangers_at_the_chief,
                         attackers_at_a_service_of_its_own, attackers_at_the_chief,
                         refused_workers_are_reported_by_the_chief, refused_workers_are_reported_by_the_launcher],

@@ -96,7 +96,7 @@ def kills_leave_no_trace(options):
     check(expected == in_one_process(options, 4, *length), "one process has other bits")
     restarts = gone_on = 0
     for attempt in range(options.repeat):
-        with Job(options, patience=120) as job:
+        with Job(options) as job:
             folder = os.path.join(job.folder.name, "checkpoints")
             os.mkdir(folder)
             tool = os.path.join(options.build, "tools", "tutti")
@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6) if LONG else 1)
     parser.add_argument("--only", default="", help="cases whose names contain this")
     options = parser.parse_args()
-    limit(300 + 60 * options.repeat)
+    limit(900 + 180 * options.repeat)
     cases = [four_replicas_have_the_same_bits_in_every_layout, six_replicas_have_the_same_bits_in_every_layout,
              kills_leave_no_trace]
     return run_cases([case for case in cases if options.only in case.__name__], options)
