@@ -47,6 +47,8 @@ class Service {
   // The same, without those who have been silent for some heartbeats: a job that has failed does
   // not wait for what may be the cause.
   virtual bool wait_until_quiet(std::chrono::nanoseconds timeout) = 0;
+  // The first failure that a rank reported or that the service found. Empty: none so far.
+  virtual std::optional<Failure> failure() const = 0;
   // How many were turned away: wrong token, garbage that reached a method, a foreign version.
   virtual int64_t refused() const = 0;
 };
@@ -72,6 +74,9 @@ class Coordination {
 
   // Tells everyone. The first failure of a job is the one that all hear of; it stays.
   virtual void abort(const Failure& failure) = 0;
+  // Tells the service alone, for whoever looks for the cause of a job's end; the job goes on. One
+  // way: never waits.
+  virtual void report(const Failure& failure) = 0;
   virtual std::optional<Failure> failure() const = 0;
   // How long the service has not been heard; 0 if no more than a heartbeat or two is missing, and
   // nanoseconds::max() once the job has failed here for that reason.

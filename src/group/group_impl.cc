@@ -241,11 +241,13 @@ void GroupImpl::recorded(group::Record& record, const Step& step, const F& opera
   try {
     operation();
   } catch (const Error& error) {
+    group::report_failure({-1, error.code(), error.what()});  // before others speak of it
     // The others cannot be matched any more. An error that came from them is there already.
     backend_->poison(error.code(),
                      fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), error.what()));
     explain(error, record);
   } catch (const std::exception& error) {
+    group::report_failure({-1, ErrorCode::internal, error.what()});
     backend_->poison(ErrorCode::internal,
                      fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), error.what()));
     throw;

@@ -200,6 +200,15 @@ class Job {
     return failure;
   }
 
+  void report(Failure failure) {
+    if (failure.rank < 0 && failure.code != ErrorCode::invalid_argument)
+      failure.rank = culprit(failure.text);
+    std::lock_guard lock(reporting_);
+    // Every call of a group that has failed says the same again.
+    if (!link_ || failure.text == std::exchange(reported_, failure.text)) return;
+    link_->report(failure);
+  }
+
   JobLayout layout() {
     const nlohmann::json mine = {{"machine", machine_name()},
                                  {"named", !base::settings().host_id.empty()}};
@@ -237,7 +246,10 @@ class Job {
       network.listen();  // the last words of the others
       network.close();
     }
-    link_.reset();
+    {
+      std::lock_guard lock(reporting_);
+      link_.reset();
+    }
     if (service_)
       complete ? service_->wait_until_empty(kLinger) : service_->wait_until_quiet(kLinger);
     service_.reset();
@@ -259,6 +271,21 @@ class Job {
 
   void expect_descriptors(int more) const {
     base::expect_descriptors(more, fmt::format("this job of {} ranks", size()));
+  }
+
+  // "waited 2 s for rank 1 (ADDRESS), which waits for rank 2 (ADDRESS); ..." is rank 2's fault.
+  int culprit(std::string_view text) const {
+    int found = -1;
+    size_t end = 0;  // of the name that was found
+    for (size_t open = text.find('('); open != text.npos; open = text.find('(', open + 1)) {
+      const size_t length = text.find_first_of(",)", open) - open - 1;
+      const auto rank = std::ranges::find(membership_.addresses, text.substr(open + 1, length));
+      if (rank == membership_.addresses.end()) continue;
+      if (found >= 0 && !text.substr(end, open - end).starts_with("), which waits for ")) break;
+      found = int(rank - membership_.addresses.begin());
+      end = open + 1 + length;
+    }
+    return found >= 0 ? found : membership_.rank;
   }
 
   void meet_to_leave() {
@@ -550,6 +577,8 @@ class Job {
   std::unique_ptr<Service> service_;
   std::unique_ptr<Coordination> link_;
   std::atomic<bool> alarm_{false};
+  std::mutex reporting_;  // and the end of the link
+  std::string reported_;  // the last
   const MpiModule* mpi_ = nullptr;
   std::unique_ptr<Endpoint> endpoint_;
   Neighbourhood neighbourhood_;                       // of those on this host
@@ -598,13 +627,22 @@ JobGroup join(const std::optional<Membership>& membership, const std::string& pu
   if (const auto failure = failure_of_child()) throw_error(failure->code, failure->text);
   std::lock_guard lock(job_mutex);
   Job& job = this_job(*membership);
-  return {job.new_group(purpose), job.stragglers()};
+  try {
+    return {job.new_group(purpose), job.stragglers()};
+  } catch (const Error& error) {
+    job.report({-1, error.code(), error.what()});
+    throw;
+  }
 }
 
 std::optional<Failure> job_failure() {
   if (const auto failure = failure_of_child()) return failure;
   const Job* const job = joined.load();  // whoever makes a group meanwhile may wait for others
   return job ? job->failure() : std::nullopt;
+}
+
+void report_failure(const Failure& failure) {
+  if (Job* const job = joined.load()) job->report(failure);
 }
 
 JobLayout layout_from_environment() {

@@ -31,6 +31,11 @@ constexpr std::string_view kForkedChild =
 // Why the job that this process has joined cannot go on, as far as is known.
 std::optional<cluster::Failure> job_failure();
 
+// Tells the coordination service, and by it the launcher, why this process cannot go on. Never
+// waits; nothing in a process that has not joined a job. With rank -1 the culprit is the one that
+// the text names with its address, or this rank; none if ranks disagree (invalid_argument).
+void report_failure(const cluster::Failure& failure);
+
 // Where the ranks of a job are, and what moves data between them.
 struct JobLayout {
   struct Place {

@@ -208,6 +208,7 @@ void Workers::abandon(const std::string& why) const {
   if (roster_.membership)
     place = fmt::format(" ({})", roster_.membership->addresses[size_t(rank())]);
   const std::string text = fmt::format("worker {}{} gave up: {}", rank(), place, why);
+  group::report_failure({rank(), ErrorCode::aborted, text});
   GroupAccess::impl(*group_).backend().poison(ErrorCode::aborted, text);
   const std::lock_guard lock(mutex_);
   for (const auto& other : others_)

@@ -266,6 +266,20 @@ TEST(Coordination, KeepsTheFirstOfSeveralAborts) {
   EXPECT_EQ(cluster[0].failure()->text, after[0]->text);
 }
 
+TEST(Coordination, AReportedFailureIsKnownToTheServiceAlone) {
+  Cluster cluster(3);
+  EXPECT_FALSE(cluster.service->failure());
+  cluster[1].report({2, ErrorCode::deadline_exceeded, "waited for rank 2"});
+  cluster[1].report({0, ErrorCode::internal, "later"});
+  cluster[1].put("said", "");  // the service has all that came before
+  ASSERT_TRUE(cluster.service->failure());
+  EXPECT_EQ(cluster.service->failure()->rank, 2);
+  EXPECT_EQ(cluster.service->failure()->code, ErrorCode::deadline_exceeded);
+  EXPECT_EQ(cluster.service->failure()->text, "waited for rank 2");
+  cluster[2].put("on", "");  // the job goes on
+  EXPECT_FALSE(cluster[2].failure());
+}
+
 TEST(Coordination, CallsAHandlerThatComesAfterTheFailure) {
   Cluster cluster(1);
   cluster[0].abort({0, ErrorCode::aborted, "enough"});

@@ -25,6 +25,7 @@ class FakeService final : public tutti::cluster::Service {
   std::string address() const override { return address_; }
   bool wait_until_empty(std::chrono::nanoseconds) override { return true; }
   bool wait_until_quiet(std::chrono::nanoseconds) override { return true; }
+  std::optional<tutti::cluster::Failure> failure() const override { return {}; }
   int64_t refused() const override { return 0; }
 
  private:

@@ -117,6 +117,13 @@ class Connection final : public Coordination,
     fail(failure);
   }
 
+  void report(const Failure& failure) override {
+    wire::ToService message;
+    *message.mutable_report() = to_wire(failure);
+    std::lock_guard lock(mutex_);
+    send(std::move(message));
+  }
+
   std::optional<Failure> failure() const override {
     std::lock_guard lock(mutex_);
     return failure_;

@@ -95,6 +95,7 @@ void JobState::handle(int rank, const wire::ToService& message, Time now) {
     case wire::ToService::kPut: return put(waiter(0), message.put());
     case wire::ToService::kGet: return get(waiter(message.get().timeout_ns()), message.get());
     case wire::ToService::kAbort: return fail(from_wire(message.abort()));
+    case wire::ToService::kReport: return note(from_wire(message.report()));
     case wire::ToService::kGoodbye: return leave(rank);
     case wire::ToService::BODY_NOT_SET: return;
   }
@@ -213,7 +214,12 @@ void JobState::fail_what_needs_the_departed() {
   });
 }
 
+void JobState::note(const Failure& failure) {
+  if (!first_failure_) first_failure_ = failure;
+}
+
 void JobState::fail(const Failure& failure) {
+  note(failure);
   if (failure_) return;
   failure_ = failure;
   open_.clear();

@@ -53,6 +53,9 @@ class JobState {
   void tick(Time now);
   Time next_tick() const;
 
+  // The first that a rank reported, or that failed the job.
+  const std::optional<Failure>& first_failure() const { return first_failure_; }
+
   bool empty() const;  // nobody is here: all who came have left or are lost
   // When all who are here will have been silent for longer than heartbeats are apart.
   Time quiet_at() const;
@@ -87,6 +90,7 @@ class JobState {
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
   void fail_what_needs_the_departed();
+  void note(const Failure& failure);
   void fail(const Failure& failure);  // the job
   void send_heartbeats(Time now);
   void lose_the_silent(Time now);
@@ -109,7 +113,7 @@ class JobState {
   const std::string host_;  // of the service
   Outlet& outlet_;
   std::vector<Member> members_;
-  std::optional<Failure> failure_;
+  std::optional<Failure> failure_, first_failure_;
   std::map<std::string, OpenExchange> open_;
   // Their names are used up. Those who come late get the error of an exchange that failed.
   std::map<std::string, std::optional<Failure>> closed_;

@@ -93,6 +93,11 @@ class GrpcService final : public Service,
     return true;
   }
 
+  std::optional<Failure> failure() const override {
+    std::lock_guard lock(mutex_);
+    return state_.first_failure();
+  }
+
   int64_t refused() const override {
     std::lock_guard lock(mutex_);
     return refused_;
