@@ -142,6 +142,11 @@ std::string remote_script(const RemoteWorker& worker) {
     script += fmt::format("export {}={}; ", variable.substr(0, equals),
                           quoted(std::string_view(variable).substr(equals + 1)));
   }
+  if (worker.neighbours > 1)
+    script += fmt::format(
+        "[ -n \"$OMP_NUM_THREADS\" ] || {{ c=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); "
+        "c=$((c / {})); [ \"$c\" -gt 0 ] || c=1; export OMP_NUM_THREADS=$c; }}; ",
+        worker.neighbours);
   script +=
       fmt::format("exec 3<&0 </dev/null; setsid sh -c 'echo \"{}$$\"; exec \"$@\"' sh", kMark);
   for (const std::string& word : worker.command) script += " " + quoted(word);

@@ -27,6 +27,7 @@ struct RemoteWorker {
   std::string folder;
   std::vector<std::string> environment;  // "NAME=value"
   std::vector<std::string> command;
+  int neighbours = 1;  // workers on that host: each has its share of the cores for OpenMP
 };
 
 // The command that a host is given. It says nothing of the job: everybody there can see it.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstring>
 
 namespace tutti::tools {
 
@@ -51,7 +52,23 @@ void Sink::drop() {
   written_ = 0;
 }
 
-Lines::Lines(int rank, Sink& sink) : sink_(&sink) {
+Log::Log(const std::string& path, bool continued)
+    : path_(path),
+      fd_(checked(open(path.c_str(),
+                       O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (continued ? 0 : O_TRUNC), 0666),
+                  ("--logs: cannot write " + path).c_str())) {}
+
+void Log::add(std::string_view text) {
+  while (!text.empty() && trouble_.empty()) {
+    const ssize_t done = ::write(fd_.get(), text.data(), text.size());
+    if (done > 0)
+      text.remove_prefix(size_t(done));
+    else if (done == 0 || errno != EINTR)
+      trouble_ = fmt::format("--logs: cannot write {}: {}", path_, std::strerror(errno));
+  }
+}
+
+Lines::Lines(int rank, Sink& sink, std::shared_ptr<Log> log) : sink_(&sink), log_(std::move(log)) {
   constexpr int colours[] = {36, 33, 32, 35, 34, 31};
   prefix_ = sink.is_terminal() ? fmt::format("\033[{}m[{}]\033[0m ",
                                              colours[size_t(rank) % std::size(colours)], rank)
@@ -67,17 +84,22 @@ void Lines::add(std::string_view bytes) {
     line_.append(piece);
     bytes.remove_prefix(piece.size() + (whole ? 1 : 0));
     const bool ended_before = whole && line_.empty() && continued_;
-    if ((whole && !ended_before) || line_.size() == kLongestLine) pass_on();
+    if ((whole && !ended_before) || line_.size() == kLongestLine) pass_on(whole);
+    if (ended_before && log_) log_->add("\n");
     continued_ = !whole && (continued_ || line_.empty());
   }
 }
 
 void Lines::finish() {
-  if (!line_.empty()) pass_on();
+  if (!line_.empty()) pass_on(false);
 }
 
-void Lines::pass_on() {
-  if (!taken_ || !taken_(line_)) sink_->add(prefix_, line_);
+void Lines::pass_on(bool whole) {
+  if (!taken_ || !taken_(line_)) {
+    sink_->add(prefix_, line_);
+    if (whole) line_ += '\n';
+    if (log_) log_->add(line_);
+  }
   line_.clear();
 }
 

@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
+
+#include "fd.h"
 
 namespace tutti::tools {
 
@@ -32,11 +35,26 @@ class Sink {
   size_t written_ = 0;
 };
 
+// A file that gets what a worker writes, as it is.
+class Log {
+ public:
+  // Empties it, unless it is to be `continued`. std::system_error if it cannot be written.
+  Log(const std::string& path, bool continued);
+
+  void add(std::string_view text);
+  const std::string& trouble() const { return trouble_; }  // why something is missing in it
+
+ private:
+  std::string path_;
+  Fd fd_;
+  std::string trouble_;
+};
+
 // One worker's stdout or stderr, cut into lines. A line of more than 64 KiB goes out in pieces,
 // each on a line of its own.
 class Lines {
  public:
-  Lines(int rank, Sink& sink);
+  Lines(int rank, Sink& sink, std::shared_ptr<Log> log);  // the log may be null
 
   Sink& sink() const { return *sink_; }
   // Sees every line first; one for which it returns true goes no further.
@@ -45,9 +63,10 @@ class Lines {
   void finish();  // the last line may lack its end
 
  private:
-  void pass_on();
+  void pass_on(bool whole);
 
   Sink* sink_;
+  std::shared_ptr<Log> log_;
   std::string prefix_;
   std::function<bool(const std::string&)> taken_;
   std::string line_;        // its beginning

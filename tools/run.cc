@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -44,6 +45,7 @@ using namespace std::chrono_literals;
 constexpr auto kGrace = 2s;        // for the others to say themselves what is wrong
 constexpr auto kTerminate = 3s;    // from SIGTERM to SIGKILL
 constexpr auto kInterrupt = 5s;    // from Ctrl-C to SIGKILL
+constexpr auto kLastReports = 1s;  // from the last worker's end to the end of its connection
 constexpr auto kFarewell = 2s;     // from SIGKILL on other hosts to the end of the connection
 constexpr int kCannotStart = 127;  // as the shell has it
 constexpr int kInterrupted = 128 + SIGINT;
@@ -56,6 +58,9 @@ struct Program {
   std::vector<Host> hosts;       // by rank; empty: all are started here, as on a host of their own
   std::vector<std::string> ssh;  // what connects to a host
   std::vector<std::string> command;
+  std::vector<std::string> environment;  // "NAME=value", of --env
+  std::string logs;                      // a folder; empty: none
+  bool bind = false;                     // workers on this machine to their share of its cores
 };
 
 struct Outcome {
@@ -124,48 +129,133 @@ std::string outside_address(const std::vector<Host>& hosts) {
   return address;
 }
 
-// Names for workers on several hosts. Nobody listens at these ports, since the service is here.
-std::vector<std::string> names_of(const std::vector<Host>& hosts, const std::string& this_machine) {
+// Where a rank is.
+struct Place {
+  std::string address;
+  bool here = true;                // on this machine
+  int local_rank = 0, locals = 1;  // among the workers of its host
+};
+
+// Workers on several hosts. Nothing listens at these ports, since the service is here.
+std::vector<Place> places_on(const std::vector<Host>& hosts, const std::string& this_machine) {
   constexpr int kFirstPort = 5000;
-  std::vector<std::string> result;
-  std::map<std::string, int> ports;
+  std::vector<Place> result;
+  std::vector<std::string> names;
+  std::map<std::string, int> workers;
   for (const Host& host : hosts) {
     std::string name = without_user(host.name);
+    const bool here = is_this_machine(host);
     if (is_this_machine({name})) name = this_machine;
-    result.push_back(cluster::address_of(name, kFirstPort + ports[name]++));
+    const int local = workers[name]++;
+    result.push_back({cluster::address_of(name, kFirstPort + local), here, local});
+    names.push_back(name);
+  }
+  for (size_t rank = 0; rank < result.size(); ++rank) result[rank].locals = workers[names[rank]];
+  return result;
+}
+
+std::vector<Place> places_here(const std::vector<std::string>& addresses) {
+  std::vector<Place> result;
+  for (const std::string& address : addresses)
+    result.push_back({address, true, int(result.size()), int(addresses.size())});
+  return result;
+}
+
+std::string_view name_of(std::string_view entry) { return entry.substr(0, entry.find('=')); }
+
+// Sets a variable, in the place of what it was.
+void set(std::vector<std::string>& environment, const std::string& entry) {
+  std::erase_if(environment,
+                [&](const std::string& other) { return name_of(other) == name_of(entry); });
+  environment.push_back(entry);
+}
+
+bool has(const std::vector<std::string>& environment, std::string_view name) {
+  return std::ranges::any_of(environment,
+                             [&](const std::string& entry) { return name_of(entry) == name; });
+}
+
+// Variables that each worker gets from its job: those outside of it do not count.
+constexpr std::string_view kOwn[] = {
+    "TF_CONFIG",  "TUTTI_TOKEN", "TUTTI_COORDINATOR", "TUTTI_LAUNCHER", "RANK",
+    "WORLD_SIZE", "LOCAL_RANK",  "LOCAL_WORLD_SIZE",  "MASTER_ADDR",    "MASTER_PORT"};
+
+bool is_own(std::string_view name) { return std::ranges::find(kOwn, name) != std::end(kOwn); }
+
+// Our environment without what a job has of its own, and with what the command line adds.
+std::vector<std::string> outer_environment(const Program& program) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry; ++entry)
+    if (!is_own(name_of(*entry))) result.emplace_back(*entry);
+  for (const std::string& entry : program.environment) set(result, entry);
+  // stdout is a pipe, which Python would fill before it writes a line.
+  if (!has(result, "PYTHONUNBUFFERED")) result.emplace_back("PYTHONUNBUFFERED=1");
+  return result;
+}
+
+// Of these, what a worker on another host gets. Which host that is, it finds out.
+std::vector<std::string> travelling_environment(const Program& program) {
+  std::vector<std::string> result;
+  for (const std::string& entry : outer_environment(program)) {
+    const std::string_view name = name_of(entry);
+    const bool travels = (name.starts_with("TUTTI_") && name != "TUTTI_HOST_ID") ||
+                         name.starts_with("UCX_") || name == "OMP_NUM_THREADS" ||
+                         name == "PYTHONUNBUFFERED" || has(program.environment, name);
+    if (travels &&
+        std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; }))
+      result.push_back(entry);
   }
   return result;
 }
 
-// Our environment without what a job has of its own.
-std::vector<std::string> outer_environment() {
-  std::vector<std::string> result;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string_view name = std::string_view(*entry).substr(0, std::strcspn(*entry, "="));
-    if (name != "TF_CONFIG" && name != "TUTTI_TOKEN" && name != "TUTTI_COORDINATOR")
-      result.emplace_back(*entry);
+// The cores that we may use.
+std::vector<int> cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> result;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0)
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(core, &set)) result.push_back(core);
+  if (result.empty()) result.push_back(0);
+  return result;
+}
+
+// A worker's part of them, next to each other; with more workers than cores they share one.
+std::vector<int> share_of(const std::vector<int>& cores, const Place& place) {
+  const size_t n = cores.size(), i = size_t(place.local_rank), k = size_t(place.locals);
+  const size_t first = i * n / k, last = std::max(first + 1, (i + 1) * n / k);
+  return {cores.begin() + ptrdiff_t(first), cores.begin() + ptrdiff_t(last)};
+}
+
+std::string text_of(const std::vector<int>& cores) {
+  const bool row = cores.back() - cores.front() == int(cores.size()) - 1;
+  return cores.size() == 1 ? fmt::format("core {}", cores[0])
+         : row             ? fmt::format("cores {}-{}", cores.front(), cores.back())
+                           : fmt::format("cores {}", fmt::join(cores, ","));
+}
+
+// This thread, and what it starts, on some cores only.
+class Bound {
+ public:
+  explicit Bound(const std::vector<int>& cores) {
+    sched_getaffinity(0, sizeof(before_), &before_);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : cores) CPU_SET(core, &set);
+    checked(sched_setaffinity(0, sizeof(set), &set), "--bind core: sched_setaffinity");
   }
-  return result;
-}
+  ~Bound() { sched_setaffinity(0, sizeof(before_), &before_); }
 
-// Of our environment, what a worker on another host gets. Which host that is, it finds out.
-std::vector<std::string> travelling_environment() {
-  std::vector<std::string> result;
-  for (const std::string& entry : outer_environment())
-    if ((entry.starts_with("TUTTI_") && !entry.starts_with("TUTTI_HOST_ID=")) ||
-        entry.starts_with("UCX_")) {
-      const std::string name = entry.substr(0, entry.find('='));
-      if (std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; }))
-        result.push_back(entry);
-    }
-  return result;
-}
+ private:
+  cpu_set_t before_;
+};
 
-// Output takes two descriptors a worker, its pidfd one, its connection one, its input one.
+// Output takes two descriptors a worker, its pidfd one, its connection one, its input one, its log
+// one.
 void allow_descriptors_for(const Program& program) {
   rlimit limit{};
   const int workers = program.workers;
-  const rlim_t needed = rlim_t(workers) * (program.hosts.empty() ? 4 : 5) + 64;
+  const rlim_t needed = rlim_t(workers) * (4 + !program.hosts.empty() + !program.logs.empty()) + 64;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (limit.rlim_max < needed)
     throw ResourceExhaustedError(
@@ -233,16 +323,27 @@ class Keyboard {
   std::string text_;
 };
 
+// What all attempts have in common.
+struct Launcher {
+  Fd& signals;
+  Sink& out;
+  Sink& err;
+  Guard& guard;
+  const std::string& mark;  // of all that the workers start, in their environment
+};
+
 // One attempt at a job, from the first worker's start to the last one's end.
 class Attempt {
  public:
-  Attempt(const Program& program, Fd& signals, Sink& out, Sink& err)
+  Attempt(const Program& program, const Launcher& launcher, int number)
       : program_(program),
-        signals_(signals),
-        out_(out),
-        err_(err),
+        signals_(launcher.signals),
+        out_(launcher.out),
+        err_(launcher.err),
+        mark_(launcher.mark),
+        first_(number == 1),
         keyboard_(isatty(STDIN_FILENO)),
-        workers_(out, err) {}
+        workers_(out_, err_, launcher.guard) {}
 
   Outcome run() {
     try {
@@ -280,43 +381,86 @@ class Attempt {
     const int n = program_.workers;
     const bool one_host = program_.hosts.empty();
     host_ = one_host || n == 1 ? "127.0.0.1" : outside_address(program_.hosts);
-    std::vector<std::string> addresses =
-        one_host ? free_addresses(host_, n) : names_of(program_.hosts, host_);
-    std::vector<std::string> own;  // what the job has of its own
+    std::vector<Place> places =
+        one_host ? places_here(free_addresses(host_, n)) : places_on(program_.hosts, host_);
+    for (const Place& place : places) addresses_.push_back(place.address);
     const std::string token = random_token();
-    own.push_back("TUTTI_TOKEN=" + token);
+    std::vector<std::string> own;  // what the job has of its own
     if (n > 1) {
-      serve(addresses, token);
+      serve(token);
       own.push_back("TUTTI_COORDINATOR=" + service_->address());
     }
+    // For programs that read these instead: rank 0's host, and a port that is free as far as can be
+    // seen from here.
+    const std::string free = free_addresses(host_, 1)[0];
+    own.insert(own.end(), {"TUTTI_TOKEN=" + token, mark_, fmt::format("WORLD_SIZE={}", n),
+                           "MASTER_ADDR=" + addresses_[0].substr(0, addresses_[0].rfind(':')),
+                           "MASTER_PORT=" + free.substr(free.rfind(':') + 1)});
+    announce(places);
     for (int rank = 0; rank < n; ++rank) {
-      const nlohmann::json config = {{"cluster", {{"worker", addresses}}},
+      const Place& place = places[size_t(rank)];
+      const nlohmann::json config = {{"cluster", {{"worker", addresses_}}},
                                      {"task", {{"type", "worker"}, {"index", rank}}}};
-      own.push_back("TF_CONFIG=" + config.dump());
-      if (one_host || is_this_machine(program_.hosts[size_t(rank)]))
-        start_here(own);
+      std::vector<std::string> mine = own;
+      mine.insert(mine.end(), {"TF_CONFIG=" + config.dump(), fmt::format("RANK={}", rank),
+                               fmt::format("LOCAL_RANK={}", place.local_rank),
+                               fmt::format("LOCAL_WORLD_SIZE={}", place.locals)});
+      if (!program_.logs.empty())
+        workers_.log_next(logs_.emplace_back(
+            std::make_shared<Log>(fmt::format("{}/rank{}.log", program_.logs, rank), !first_)));
+      if (place.here)
+        start_here(place, mine);
       else
-        start_on(program_.hosts[size_t(rank)].name, own);
-      own.pop_back();
+        start_on(program_.hosts[size_t(rank)].name, place, mine);
     }
     keyboard_.worker_has_it();
   }
 
-  void start_here(const std::vector<std::string>& own) {
-    std::vector<std::string> environment = outer_environment();
+  // What the workers get of the cores, said once.
+  void announce(const std::vector<Place>& places) {
+    if (!first_) return;
+    const std::vector<int> all = cores();
+    if (const auto crowded =
+            std::ranges::find_if(places, [](const Place& place) { return place.locals > 1; });
+        crowded != places.end() && !has(outer_environment(program_), "OMP_NUM_THREADS"))
+      say(crowded->here
+              ? fmt::format("OMP_NUM_THREADS={} for each of {} workers on {} (set it to choose)",
+                            threads_of(*crowded), crowded->locals,
+                            all.size() == 1 ? "1 core" : fmt::format("{} cores", all.size()))
+              : "OMP_NUM_THREADS is each worker's share of its host's cores (set it to choose)");
+    if (!program_.bind) return;
+    std::vector<std::string> bound;
+    for (size_t rank = 0; rank < places.size(); ++rank)
+      if (places[rank].here)
+        bound.push_back(fmt::format("rank {} to {}", rank, text_of(share_of(all, places[rank]))));
+    say(bound.empty() ? "--bind core: no worker is on this machine, so none is bound"
+                      : fmt::format("bound {}", fmt::join(bound, ", ")));
+  }
+
+  static size_t threads_of(const Place& place) {
+    return std::max<size_t>(1, cores().size() / size_t(place.locals));
+  }
+
+  void start_here(const Place& place, const std::vector<std::string>& own) {
+    std::vector<std::string> environment = outer_environment(program_);
+    if (place.locals > 1 && !has(environment, "OMP_NUM_THREADS"))
+      environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads_of(place)));
     environment.insert(environment.end(), own.begin(), own.end());
+    std::optional<Bound> bound;
+    if (program_.bind) bound.emplace(share_of(cores(), place));
     workers_.start(program_.command, environment, keyboard_.input());
   }
 
-  void start_on(const std::string& host, const std::vector<std::string>& own) {
+  void start_on(const std::string& host, const Place& place, const std::vector<std::string>& own) {
     RemoteWorker worker{.folder = std::filesystem::current_path(),
-                        .environment = travelling_environment(),
-                        .command = program_.command};
+                        .environment = travelling_environment(program_),
+                        .command = program_.command,
+                        .neighbours = place.locals};
     worker.environment.insert(worker.environment.end(), own.begin(), own.end());
     std::vector<std::string> command = program_.ssh;
     command.insert(command.end(), {"-T", "-o", "BatchMode=yes", host, kRemoteCommand});
     try {
-      workers_.start_on(host, command, outer_environment(), remote_script(worker));
+      workers_.start_on(host, command, outer_environment(program_), remote_script(worker));
     } catch (const std::system_error& error) {
       throw std::system_error(
           error.code(),
@@ -325,14 +469,14 @@ class Attempt {
   }
 
   // On one host the service stands at the chief's address, under which it also names the chief.
-  void serve(std::vector<std::string>& addresses, const std::string& token) {
+  void serve(const std::string& token) {
     const auto* const module =
         static_cast<const cluster::ClusterModule*>(base::load_module("cluster").interface);
     const base::Settings& settings = base::settings();
     const bool at_chief = program_.hosts.empty();
-    std::string address = at_chief ? addresses[0] : free_addresses(host_, 1)[0];
+    std::string address = at_chief ? addresses_[0] : free_addresses(host_, 1)[0];
     for (int left = 10; !service_; --left) {
-      const cluster::Job job{.addresses = addresses,
+      const cluster::Job job{.addresses = addresses_,
                              .token = token,
                              .version = std::string(version()),
                              .certificate = settings.tls_certificate,
@@ -348,7 +492,7 @@ class Attempt {
       } catch (const UnavailableError&) {
         if (left == 0) throw;
         address = free_addresses(host_, 1)[0];  // somebody was faster
-        if (at_chief) addresses[0] = address;
+        if (at_chief) addresses_[0] = address;
       }
     }
   }
@@ -384,11 +528,14 @@ class Attempt {
     // The signal first: a worker that it ended has not failed by itself.
     if (polled[0].revents) take_signals();
     if (polled[1].revents)
-      for (const Ending& ending : workers_.take_ended())
-        if (ending.failed() && !failure_) {
+      for (const Ending& ending : workers_.take_ended()) {
+        const bool by_itself = !interrupted_ && !stopped_others_;
+        ended_[ending.rank] = {ending, by_itself};
+        if (ending.failed() && by_itself && !failure_) {
           failure_ = ending;
           if (workers_.running() > 0) terminate_at_ = Clock::now() + kGrace;
         }
+      }
   }
 
   // Milliseconds until the next deadline; one second at most, for a terminal that we may get back.
@@ -415,7 +562,7 @@ class Attempt {
       if (failure_)
         stopped_others_ = true;
       else
-        killed_by_user_ = true;
+        killed_ = true;
       workers_.signal(SIGKILL);
       cut_at_ = now + kFarewell;
     }
@@ -480,14 +627,56 @@ class Attempt {
     }
   }
 
+  struct Cause {
+    std::string text;
+    int code;
+  };
+
+  // The process that ended first with an error may only have missed another, and have said so.
+  Cause cause() {
+    const Cause first{failure_->to_string(), failure_->exit_code()};
+    if (!service_ || told_to_stop_ || is_broken(*failure_)) return first;
+    service_->wait_until_empty(kLastReports);
+    const std::optional<cluster::Failure> failure = service_->failure();
+    if (!failure) return first;
+    const std::string text = failure->text.substr(0, failure->text.find('\n'));
+    const auto found = ended_.find(failure->rank);
+    if (found == ended_.end())
+      return {failure->code == ErrorCode::invalid_argument ? "the ranks disagree: " + text : text,
+              first.code};
+    const auto& [culprit, by_itself] = found->second;
+    if (culprit.failed() && by_itself)
+      return {failure->code == ErrorCode::unavailable
+                  ? culprit.to_string()  // all that the others know is that it is gone
+                  : fmt::format("{}: {}", culprit.to_string(), text),
+              culprit.exit_code()};
+    const std::string what = failure->code == ErrorCode::deadline_exceeded
+                                 ? " kept the others waiting"
+                             : culprit.failed() ? ""
+                                                : " left early (exit code 0)";
+    return {fmt::format("{}{}: {}", culprit.name(), what, text), first.code};
+  }
+
+  // A process that ends like this does so by no word of another.
+  static bool is_broken(const Ending& ending) {
+    constexpr int kFaults[] = {SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    return std::ranges::find(kFaults, ending.exit_code() - 128) != std::end(kFaults);
+  }
+
   Outcome report() {
-    if (killed_by_user_) {
-      say("interrupted; the workers were killed");
-      return {.code = kInterrupted};
-    }
+    for (const auto& log : logs_)
+      if (!log->trouble().empty()) {
+        say(log->trouble());
+        break;
+      }
     if (failure_) {
-      say(failure_->to_string() + (stopped_others_ ? "; the others were stopped" : ""));
-      return {.code = failure_->exit_code(), .again = !told_to_stop_};
+      const Cause first = cause();
+      say(first.text + (stopped_others_ ? "; the others were stopped" : ""));
+      return {.code = first.code, .again = !told_to_stop_};
+    }
+    if (interrupted_) {
+      say(killed_ ? "interrupted; the workers were killed" : "interrupted");
+      return {.code = kInterrupted};
     }
     return {};
   }
@@ -512,19 +701,28 @@ class Attempt {
   Fd& signals_;
   Sink& out_;
   Sink& err_;
+  const std::string& mark_;
+  const bool first_;
   Keyboard keyboard_;
   std::mutex refusals_mutex_;
   std::vector<std::string> refusals_;          // that the service has told of
   std::unique_ptr<cluster::Service> service_;  // outlives the workers
   Workers workers_;
 
+  std::vector<std::string> addresses_;  // by rank
+  std::vector<std::shared_ptr<Log>> logs_;
   std::optional<Ending> failure_;  // the first
-  std::string host_;               // by which the workers reach us
+  struct Ended {
+    Ending how;
+    bool by_itself;  // before we stopped it
+  };
+  std::map<int, Ended> ended_;  // by rank
+  std::string host_;            // by which the workers reach us
   std::optional<Clock::time_point> terminate_at_, kill_at_, cut_at_;
   bool stopped_others_ = false;
   bool interrupted_ = false;
   bool told_to_stop_ = false;
-  bool killed_by_user_ = false;
+  bool killed_ = false;  // since an interrupt did not end them
 };
 
 // Deals the ranks out, host by host.
@@ -542,6 +740,26 @@ void place(Program& program, const std::vector<Host>& hosts) {
   if (std::ranges::all_of(program.hosts, is_this_machine)) program.hosts.clear();
 }
 
+void check_variables(const std::vector<std::string>& variables) {
+  for (const std::string& entry : variables) {
+    const std::string name(name_of(entry));
+    if (name.size() == entry.size() || name.empty() || std::isdigit((unsigned char)name[0]) ||
+        !std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; }))
+      throw InvalidArgumentError(fmt::format("--env {}: expected NAME=VALUE", entry));
+    if (is_own(name))
+      throw InvalidArgumentError(
+          fmt::format("--env {}: tutti run sets {} itself, for each worker", entry, name));
+  }
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || !std::filesystem::is_directory(path))
+    throw InvalidArgumentError(fmt::format("--logs {}: cannot make this folder: {}", path,
+                                           error ? error.message() : "it is a file"));
+}
+
 std::vector<std::string> words_of(const std::string& command) {
   std::istringstream stream(command);
   const std::vector<std::string> words(std::istream_iterator<std::string>(stream), {});
@@ -554,7 +772,7 @@ std::vector<std::string> words_of(const std::string& command) {
 int run(int argc, char** argv) {
   Program program;
   int restarts = 0;
-  std::string hosts, hostfile, ssh = "ssh";
+  std::string hosts, hostfile, ssh = "ssh", bind = "none";
   CommandLine app("tutti run", "[-n N] [--hosts A,B:4] [OPTIONS] [--] PROGRAM [ARGUMENTS...]",
                   "Starts a program as several workers, on this machine or on others.");
   app.add_option("-n", program.workers, "how many workers, at most 4096; with hosts, a check")
@@ -569,6 +787,17 @@ int run(int argc, char** argv) {
           ->excludes(list);
   app.add_option("--ssh", ssh, "what connects to a host, in the place of ssh; may have options")
       ->option_text("COMMAND");
+  app.add_option("--env", program.environment,
+                 "a variable for all workers, also on other hosts; may be repeated")
+      ->allow_extra_args(false)
+      ->option_text("NAME=VALUE");
+  app.add_option("--logs", program.logs,
+                 "keep what each worker writes in DIR/rank0.log and so on; it is shown as well")
+      ->option_text("DIR");
+  app.add_option("--bind", bind,
+                 "core: bind each worker on this machine to its share of the cores; none: do not")
+      ->check(CLI::IsMember({"core", "none"}))
+      ->option_text("core|none");
   app.add_option("--restarts", restarts, "start the job again, up to K times, when a worker fails")
       ->check(CLI::Range(0, 1'000'000))
       ->option_text("K");
@@ -592,6 +821,9 @@ int run(int argc, char** argv) {
     if (*list) place(program, parse_hosts(hosts));
     if (*file) place(program, read_hostfile(hostfile));
     program.ssh = words_of(ssh);
+    program.bind = bind == "core";
+    check_variables(program.environment);
+    if (!program.logs.empty()) make_folder(program.logs);
   } catch (const Error& error) {
     std::fprintf(stderr, "tutti run: %s\n", error.what());
     return kUsageError;
@@ -600,9 +832,15 @@ int run(int argc, char** argv) {
   become_launcher();
   allow_descriptors_for(program);
   Fd signals = catch_signals();
+  // A launcher within a job has the mark of the one outside, and its own behind.
+  const char* const outside = std::getenv("TUTTI_LAUNCHER");
+  const std::string mark = fmt::format("TUTTI_LAUNCHER={}{}{}", outside ? outside : "",
+                                       outside ? "/" : "", random_token());
+  Guard guard(mark);
+  spare(guard.pid());
   Sink out(STDOUT_FILENO), err(STDERR_FILENO);
   for (int attempt = 1;; ++attempt) {
-    const Outcome outcome = Attempt(program, signals, out, err).run();
+    const Outcome outcome = Attempt(program, {signals, out, err, guard, mark}, attempt).run();
     if (!outcome.again || attempt > restarts) return outcome.code;
     err.add("", fmt::format("tutti run: restart {} of {}", attempt, restarts));
   }

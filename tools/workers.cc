@@ -96,7 +96,7 @@ std::string Ending::to_string() const {
                  ? fmt::format("{}: {} could not connect{}", there, program, told)
                  : fmt::format("{}: {} exited with {} and no worker was started{}", there, program,
                                code, told);
-    const std::string who = fmt::format("{} (pid {})", there, remote_pid);
+    const std::string who = name();
     if (code == kConnectionError)
       return fmt::format("{} exited with {}, or {} lost the connection", who, code, program);
     // All that a shell tells of a signal.
@@ -105,9 +105,13 @@ std::string Ending::to_string() const {
                          strsignal(code - 128));
     return fmt::format("{} exited with {}", who, code);
   }
-  const std::string who = fmt::format("rank {} (pid {})", rank, pid);
-  return signal ? fmt::format("{} was killed by signal {} ({})", who, signal, strsignal(signal))
-                : fmt::format("{} exited with {}", who, code);
+  return signal ? fmt::format("{} was killed by signal {} ({})", name(), signal, strsignal(signal))
+                : fmt::format("{} exited with {}", name(), code);
+}
+
+std::string Ending::name() const {
+  return connection ? fmt::format("rank {} on {} (pid {})", rank, connection->host, connection->pid)
+                    : fmt::format("rank {} (pid {})", rank, pid);
 }
 
 void become_launcher() {
@@ -125,9 +129,12 @@ void become_launcher() {
   checked(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER");
 }
 
-Workers::Workers(Sink& out, Sink& err)
+void spare(pid_t child) { not_ours.push_back(child); }
+
+Workers::Workers(Sink& out, Sink& err, Guard& guard)
     : out_(out),
       err_(err),
+      guard_(guard),
       null_(checked(open("/dev/null", O_RDONLY | O_CLOEXEC), "cannot open /dev/null")),
       epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {}
 
@@ -150,14 +157,15 @@ Workers::Worker& Workers::spawn(const std::vector<std::string>& command,
     throw std::system_error(error, std::generic_category(),
                             fmt::format("cannot start {}", command[0]));
 
+  guard_.watch(pid);
   workers_.push_back({.pid = pid});
   Worker& worker = workers_.back();
   worker.pidfd = Fd(int(checked(syscall(SYS_pidfd_open, pid, 0), "pidfd_open")));
   epoll_event event{EPOLLIN, {.u32 = uint32_t(rank)}};
   checked(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, worker.pidfd.get(), &event), "epoll_ctl");
   ++running_;
-  streams_.push_back({std::move(out.read), Lines(rank, out_)});
-  streams_.push_back({std::move(err.read), Lines(rank, err_)});
+  streams_.push_back({std::move(out.read), Lines(rank, out_, log_)});
+  streams_.push_back({std::move(err.read), Lines(rank, err_, log_)});
   return worker;
 }
 
@@ -259,6 +267,7 @@ void Workers::reap_adopted() {
 void Workers::end() {
   signal(SIGKILL);
   cut();
+  guard_.forget();
   // When a child dies we adopt its children, those that left its process group among them.
   for (auto rest = children(); !rest.empty(); rest = children()) {
     for (const pid_t child : rest) kill(child, SIGKILL);

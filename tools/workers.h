@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fd.h"
+#include "guard.h"
 #include "output.h"
 
 namespace tutti::tools {
@@ -34,11 +35,14 @@ struct Ending {
   bool failed() const { return code != 0 || signal != 0; }
   int exit_code() const { return signal ? 128 + signal : code; }
   std::string to_string() const;  // "rank 2 (pid 4711) was killed by signal 9 (Killed)"
+  std::string name() const;       // "rank 2 (pid 4711)", "rank 2 on b (pid 4711)"
 };
 
 // Readies this process to be a launcher: keeps its standard descriptors open and adopts what its
 // workers leave behind. Once, before anything else.
 void become_launcher();
+// A child of ours that is no worker's.
+void spare(pid_t child);
 
 class Workers {
  public:
@@ -47,10 +51,13 @@ class Workers {
     Lines lines;
   };
 
-  Workers(Sink& out, Sink& err);
+  Workers(Sink& out, Sink& err, Guard& guard);
   ~Workers();  // ends them
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
+
+  // What the next rank writes goes into this file as well.
+  void log_next(std::shared_ptr<Log> log) { log_ = std::move(log); }
 
   // Starts the next rank, as the leader of a process group of its own, so that a terminal's Ctrl-C
   // does not reach it by two ways. The first gets `input` for its stdin, the others nothing.
@@ -102,6 +109,8 @@ class Workers {
 
   Sink& out_;
   Sink& err_;
+  Guard& guard_;
+  std::shared_ptr<Log> log_;
   Fd null_;
   Fd epoll_;  // over the pidfds: it reports in the order of events, which poll does not
   std::vector<Worker> workers_;

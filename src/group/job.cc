@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <tutti/version.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -618,6 +620,17 @@ Job& this_job(const Membership& membership) {
     });
   }
   return *job;
+}
+
+// Under tutti run stdout is a pipe, which stdio fills before it writes: a line would come late, and
+// be lost in a crash. As on a terminal, a line goes out when it ends. From the library's loading
+// on, whether or not the program joins a job.
+[[gnu::constructor]] void write_whole_lines() {
+  struct stat out {};
+  if (!std::getenv("TUTTI_LAUNCHER") || fstat(STDOUT_FILENO, &out) != 0 || !S_ISFIFO(out.st_mode))
+    return;
+  std::fflush(stdout);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
 }
 
 }  // namespace

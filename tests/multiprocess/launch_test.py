@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -268,7 +270,49 @@ def the_clocks_of_timelines_are_brought_together(options):
     return f"to {max(errors):.0f} us"
 
 
-CASES = [joins_under_tutti_run, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
+def lines_come_when_they_are_printed(options):
+    worker = os.path.join(options.build, "tests", "multiprocess", "launch_worker")
+    programs = {"launch_worker": [worker, "print"],
+                "Python": [sys.executable, "-c", "import sys; print('printed'); print('streamed'); sys.stdin.read()"]}
+    for name, command in programs.items():
+        with Job(options) as job:
+            run = job.launch(1, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            expected, seen = b"[0] printed\n[0] streamed\n", b""
+            while len(seen) < len(expected):
+                ready, _, _ = select.select([run.stdout], [], [], 30)
+                check(ready, f"{name}: a line is held back; so far: {seen}")
+                seen += os.read(run.stdout.fileno(), 4096)
+            check(seen == expected, f"{name} printed {seen}")
+            run.stdin.close()
+            job.wait_for_end()
+            run.stdout.close()
+            job.expect_nothing_left()
+
+
+def a_crash_loses_no_line(options):
+    for how, code in ((1, 128 + signal.SIGABRT), (2, 128 + signal.SIGSEGV), (3, 7)):
+        with Job(options) as job:
+            run = job.launch(1, [job.program("launch_worker"), "print", str(how)])
+            job.wait_for_end()
+            check(run.returncode == code, f"exits with {run.returncode}: {job.story()}")
+            check("[0] printed\n[0] streamed\n" in job.output(run), f"lines are lost: {job.story()}")
+
+
+def the_last_line_names_the_rank_that_left_early(options):
+    for how, code in ((0, 3), (1, 128 + signal.SIGABRT)):
+        for backend in backends(options):
+            with Job(options) as job:
+                run = job.launch(3, [job.program("launch_worker"), "leave_early", str(how)], {"TUTTI_BACKEND": backend})
+                job.wait_for_end()
+                last = job.output(run).strip().splitlines()[-1]
+                check(re.fullmatch(r"tutti run: rank 1 \(pid \d+\) left early \(exit code 0\): all_reduce #2 "
+                                   r"\(float32\[8\], SUM\): rank 1 \(127.0.0.1:\d+\) has left the group; .*", last),
+                      f"{backend}: the last line is {last}")
+                check(run.returncode == code, f"{backend}: exits with {run.returncode}: {job.story()}")
+
+
+CASES = [joins_under_tutti_run, lines_come_when_they_are_printed, a_crash_loses_no_line,
+         the_last_line_names_the_rank_that_left_early, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
          two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, workers_are_watched_while_they_compute,
          groups_are_made_and_left_many_times,
          tensors_outlive_their_group,

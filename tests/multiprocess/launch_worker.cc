@@ -5,6 +5,8 @@
 #include <tutti/tutti.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <iostream>
 #include <set>
@@ -299,6 +301,35 @@ std::string health() {
   return told;
 }
 
+// Lines that are not flushed, before any job is joined; then a crash (1 to 3), or the end of stdin.
+std::string print(int crash) {
+  std::printf("printed\n");
+  std::cout << "streamed\n"
+            << "unfinished";
+  if (crash == 1) std::abort();
+  if (crash == 2) raise(SIGSEGV);
+  if (crash == 3) _exit(7);
+  char byte;
+  while (read(STDIN_FILENO, &byte, 1) > 0) {
+  }
+  return "";
+}
+
+// Rank 1 ends as if all were well, before the last operation; the others fail (1: abort).
+std::string leave_early(int how) {
+  const Group group = Group::from_environment();
+  group.barrier();
+  if (group.rank() == 1) return "";
+  std::vector<float> data(8, 1.f);
+  try {
+    group.all_reduce(data, ReduceOp::SUM);
+  } catch (const Error&) {
+    if (how == 1) std::abort();
+    throw;
+  }
+  return "";
+}
+
 std::string run(const std::string& name, int argument) {
   if (name == "join") return join();
   if (name == "alone") return alone();
@@ -310,6 +341,8 @@ std::string run(const std::string& name, int argument) {
   if (name == "loop") return loop();
   if (name == "slow") return slow(argument);
   if (name == "health") return health();
+  if (name == "print") return print(argument);
+  if (name == "leave_early") return leave_early(argument);
   throw std::runtime_error("there is no case " + name);
 }
 

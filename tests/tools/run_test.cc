@@ -1,11 +1,13 @@
 // tutti run
 #include <gmock/gmock.h>
 #include <pty.h>
+#include <sched.h>
 #include <tutti/version.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -22,6 +24,12 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 
 // ---- what workers get
+
+// How many cores this process may use.
+int base_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
 
 class RunWith : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Workers, RunWith, ::testing::Values(1, 2, 3, 4, 7));
@@ -59,6 +67,106 @@ TEST_P(RunWith, EveryWorkerKnowsTheClusterAndItsPlace) {
   const std::string chief = configs[0]["cluster"]["worker"][0];
   EXPECT_THAT(others, ElementsAre("coordinator " + (n == 1 ? "none" : chief),
                                   MatchesRegex("token [0-9a-f]{32}")));
+}
+
+// By name, of the lines "[rank] NAME=value" that a worker wrote.
+std::map<std::string, std::string> variables_of(const std::string& out, int rank) {
+  std::map<std::string, std::string> found;
+  const std::string prefix = "[" + std::to_string(rank) + "] ";
+  for (const std::string& line : lines_of(out))
+    if (const size_t equals = line.find('='); line.starts_with(prefix) && equals != line.npos)
+      found[line.substr(prefix.size(), equals - prefix.size())] = line.substr(equals + 1);
+  return found;
+}
+
+TEST_P(RunWith, WorkersGetTheVariablesThatOtherProgramsRead) {
+  const int n = GetParam();
+  Tool tool({"run", "-n", std::to_string(n), "env"},
+            {"RANK=77", "WORLD_SIZE=99", "MASTER_ADDR=nowhere", "TF_CONFIG=outer"});
+  EXPECT_EQ(tool.finish(), 0);
+  std::set<std::string> ports;
+  for (int rank = 0; rank < n; ++rank) {
+    auto variables = variables_of(tool.out(), rank);
+    EXPECT_EQ(variables["RANK"], std::to_string(rank));
+    EXPECT_EQ(variables["LOCAL_RANK"], std::to_string(rank));
+    EXPECT_EQ(variables["WORLD_SIZE"], std::to_string(n));
+    EXPECT_EQ(variables["LOCAL_WORLD_SIZE"], std::to_string(n));
+    EXPECT_EQ(variables["MASTER_ADDR"], "127.0.0.1");
+    EXPECT_EQ(variables["PYTHONUNBUFFERED"], "1");
+    EXPECT_THAT(variables["TF_CONFIG"],
+                Not(HasSubstr("127.0.0.1:" + variables["MASTER_PORT"] + "\"")))
+        << "the port of the service, or of a rank";
+    ports.insert(variables["MASTER_PORT"]);
+  }
+  EXPECT_THAT(ports, ElementsAre(MatchesRegex("[1-9][0-9]*")));
+}
+
+TEST(Run, WorkersShareTheCoresForOpenMp) {
+  const auto run = [](std::vector<std::string> more, const std::string& n) {
+    std::vector<std::string> command{"env", "-u", "OMP_NUM_THREADS", TUTTI_TOOL, "run", "-n", n};
+    command.insert(command.end(), more.begin(), more.end());
+    command.insert(command.end(), {"--restarts", "1", "--", "sh", "-c",
+                                   "echo threads ${OMP_NUM_THREADS-none}; exit 1"});
+    return command;
+  };
+  const std::vector<std::string> modules{"TUTTI_MODULE_PATH=" TUTTI_TEST_MODULES};
+  const int cores = base_cores();
+  const std::string share = std::to_string(std::max(1, cores / 3));
+  Process three(run({}, "3"), modules);
+  EXPECT_EQ(three.finish(), 1);
+  EXPECT_EQ(lines_of(three.out()).size(), 6);
+  for (const std::string& line : lines_of(three.out()))
+    EXPECT_THAT(line, EndsWith("threads " + share));
+  const std::string said = "tutti run: OMP_NUM_THREADS=" + share + " for each of 3 workers on " +
+                           std::to_string(cores) + (cores == 1 ? " core" : " cores") +
+                           " (set it to choose)\n";
+  EXPECT_EQ(three.err().find(said), 0) << three.err();
+  EXPECT_EQ(three.err().rfind("OMP_NUM_THREADS"), three.err().find("OMP_NUM_THREADS")) << "once";
+  Process one(run({}, "1"), modules);
+  EXPECT_EQ(one.finish(), 1);
+  EXPECT_EQ(one.out(), "[0] threads none\n[0] threads none\n");
+  Process chosen(run({"--env", "OMP_NUM_THREADS=5"}, "2"), modules);
+  EXPECT_EQ(chosen.finish(), 1);
+  EXPECT_THAT(chosen.out(), HasSubstr("[1] threads 5\n"));
+  EXPECT_THAT(chosen.err(), Not(HasSubstr("OMP_NUM_THREADS")));
+}
+
+TEST(Run, GivesWorkersTheVariablesOfTheCommandLine) {
+  Tool tool({"run", "-n", "2", "--env", "TEST_A=of the command line", "--env", "TEST_B=", "sh",
+             "-c", "echo \"$TEST_A,${TEST_B-unset},$TEST_C\""},
+            {"TEST_A=outer", "TEST_C=outer"});
+  EXPECT_EQ(tool.finish(), 0) << tool.err();
+  EXPECT_THAT(sorted(lines_of(tool.out())),
+              ElementsAre("[0] of the command line,,outer", "[1] of the command line,,outer"));
+  for (const auto& [entry, error] :
+       {std::pair{"X", "--env X: expected NAME=VALUE"},
+        {"=x", "--env =x: expected NAME=VALUE"},
+        {"A B=1", "--env A B=1: expected NAME=VALUE"},
+        {"RANK=3", "--env RANK=3: tutti run sets RANK itself, for each worker"}}) {
+    Tool wrong({"run", "-n", "1", "--env", entry, "true"});
+    EXPECT_EQ(wrong.finish(), 2);
+    EXPECT_EQ(wrong.err(), std::string("tutti run: ") + error + "\n");
+  }
+}
+
+TEST(Run, BindsWorkersToTheirShareOfTheCores) {
+  const std::string script = "echo cores $(grep Cpus_allowed_list /proc/self/status | cut -f2)";
+  Tool bound({"run", "-n", "2", "--bind", "core", "sh", "-c", script});
+  EXPECT_EQ(bound.finish(), 0);
+  std::set<std::string> lists;
+  for (const std::string& line : lines_of(bound.out())) lists.insert(line.substr(4));
+  EXPECT_EQ(lists.size(), base_cores() > 1 ? 2 : 1) << bound.out();
+  EXPECT_THAT(bound.err(), MatchesRegex("tutti run: bound rank 0 to cores? [0-9,-]+, rank 1 to "
+                                        "cores? [0-9,-]+\n"));
+  Tool free({"run", "-n", "2", "--bind", "none", "sh", "-c", script});
+  EXPECT_EQ(free.finish(), 0);
+  EXPECT_EQ(free.err(), "");
+  Process bare({"sh", "-c", script}, {});
+  EXPECT_EQ(bare.finish(), 0);
+  EXPECT_THAT(sorted(lines_of(free.out())),
+              ElementsAre("[0] " + lines_of(bare.out())[0], "[1] " + lines_of(bare.out())[0]));
+  Tool wrong({"run", "-n", "2", "--bind", "socket", "true"});
+  EXPECT_EQ(wrong.finish(), 2);
 }
 
 TEST(Run, HostsTheServiceForTheTimeOfTheJob) {
@@ -249,6 +357,32 @@ TEST(Run, EndsWhenNobodyReadsItsOutput) {
   EXPECT_THAT(tool.err(), HasSubstr("was killed by signal 13 (Broken pipe)"));
 }
 
+TEST(Run, KeepsALogOfEachRank) {
+  Folder folder;
+  const std::string logs = folder.file("a/logs"), line(70'000, 'x');
+  Tool tool({"run", "-n", "2", "--restarts", "1", "--logs", logs, "--", "sh", "-c",
+             Tool::worker("echo out $r; echo err $r >&2; head -c 70000 /dev/zero | tr '\\0' x; "
+                          "head -c 65536 /dev/zero | tr '\\0' y; echo; printf half; exit 3")});
+  EXPECT_EQ(tool.finish(), 3);
+  EXPECT_THAT(tool.out(), HasSubstr("[1] out 1\n"));
+  EXPECT_THAT(tool.err(), HasSubstr("[1] err 1\n"));
+  for (const std::string r : {"0", "1"}) {
+    const std::string text = content(logs + "/rank" + r + ".log");
+    const std::string out = line + std::string(65'536, 'y') + "\nhalf";
+    EXPECT_EQ(text.size(), 2 * (out.size() + 12)) << "of both attempts";
+    EXPECT_THAT(text, HasSubstr("out " + r + "\n"));
+    EXPECT_THAT(text, HasSubstr("err " + r + "\n"));
+    EXPECT_THAT(text, HasSubstr(out));
+    EXPECT_THAT(text, Not(HasSubstr("[" + r + "]")));
+  }
+  Tool fresh({"run", "-n", "1", "--logs", logs, "echo", "new"});
+  EXPECT_EQ(fresh.finish(), 0);
+  EXPECT_EQ(content(logs + "/rank0.log"), "new\n");
+  Tool wrong({"run", "-n", "1", "--logs", logs + "/rank0.log", "true"});
+  EXPECT_EQ(wrong.finish(), 2);
+  EXPECT_THAT(wrong.err(), HasSubstr("rank0.log: cannot make this folder"));
+}
+
 TEST(Run, WorksWithItsStandardStreamsClosed) {
   Process shell({"sh", "-c", "'" TUTTI_TOOL "' run -n 1 sh -c 'cat; echo x; exit 4' <&- >&- 2>&-"},
                 {});
@@ -386,8 +520,9 @@ TEST_P(RunForwards, TheSignalToEveryWorker) {
                                 "; echo ready; while :; do sleep 0.05; done"));
   EXPECT_TRUE(tool.wait_for("ready", 3));
   tool.signal(number);
-  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.finish(), number == SIGINT ? 130 : 0);
   EXPECT_TRUE(tool.wait_for("heard", 3));
+  EXPECT_EQ(tool.err().ends_with("tutti run: interrupted\n"), number == SIGINT) << tool.err();
 }
 
 TEST_P(RunForwards, AndItsEffectWhereItIsNotCaught) {
@@ -396,7 +531,10 @@ TEST_P(RunForwards, AndItsEffectWhereItIsNotCaught) {
   EXPECT_TRUE(tool.wait_for("pid ", 2));
   tool.signal(number);
   EXPECT_EQ(tool.finish(), 128 + number);
-  EXPECT_THAT(tool.err(), HasSubstr("was killed by signal " + std::to_string(number)));
+  if (number == SIGINT)
+    EXPECT_EQ(tool.err(), "tutti run: interrupted\n");
+  else
+    EXPECT_THAT(tool.err(), HasSubstr("was killed by signal " + std::to_string(number)));
   expect_all_gone(tool.out(), 2);
 }
 
@@ -437,6 +575,86 @@ TEST(Run, AnInterruptKillsAfterAWhile) {
   EXPECT_GT(Clock::now() - start, 4s);
   EXPECT_LT(Clock::now() - start, 15s);
   expect_all_gone(tool.out(), 2);
+}
+
+// ---- the guard
+
+// The process beside a launcher that ends its workers, once it has a name; 0 if there is none.
+pid_t guard_of(pid_t launcher) {
+  pid_t found = 0;
+  const std::string parent = "PPid:\t" + std::to_string(launcher) + "\n";
+  eventually([&] {
+    for (const auto& entry : fs::directory_iterator("/proc"))
+      if (content(entry.path() / "comm") == "tutti-guard\n" &&
+          content(entry.path() / "status").find(parent) != std::string::npos)
+        found = std::atoi(entry.path().filename().c_str());
+    return found != 0;
+  });
+  return found;
+}
+
+bool is_gone(pid_t pid) { return !alive(pid) || state(pid) == 'Z'; }
+
+TEST(Run, WorkersAndTheirChildrenEndWhenTheLauncherIsKilled) {
+  // Each computes and ignores what can be ignored, and so does a child in its group, one that has
+  // left it, and one of another launcher.
+  const std::string busy = "trap \"\" TERM HUP INT; echo pid $$; while :; do :; done";
+  Tool tool(Tool::shells(2, "sh -c '" + busy + "' & setsid sh -c '" + busy +
+                                "' & '" TUTTI_TOOL "' run -n 1 sh -c '" + busy + "' & " + busy));
+  EXPECT_TRUE(tool.wait_for("pid ", 8));
+  EXPECT_TRUE(tool.wait_for("\n", 8));
+  const pid_t guard = guard_of(tool.pid());
+  ASSERT_GT(guard, 0);
+  tool.signal(SIGKILL);
+  const auto killed = Clock::now();
+  for (const pid_t pid : printed_pids(tool.out()))
+    EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << pid;
+  EXPECT_LT(Clock::now() - killed, 3s);  // 2 s, on a machine that has time
+  EXPECT_TRUE(eventually([&] { return is_gone(guard); }));
+}
+
+TEST(Run, WorkersOfALauncherThatIsKilledAreAskedToEndFirst) {
+  Folder folder;
+  Tool tool(Tool::shells(
+      1, "trap 'echo asked >\"" + folder.file("asked") +
+             "\"; exit 0' TERM; echo pid $$; exec 2>/dev/null; while :; do sleep 0.05; done"));
+  EXPECT_TRUE(tool.wait_for("pid "));
+  EXPECT_TRUE(tool.wait_for("\n"));
+  tool.signal(SIGKILL);
+  EXPECT_TRUE(eventually([&] { return content(folder.file("asked")) == "asked\n"; }));
+  EXPECT_TRUE(eventually([&] { return is_gone(printed_pids(tool.out()).at(0)); }));
+}
+
+TEST(Run, TheGuardHoldsNothingAndEndsWithTheLauncher) {
+  Tool tool(Tool::shells(2, "echo ready; read line; exit 0"));
+  EXPECT_TRUE(tool.wait_for("ready", 2));
+  const pid_t guard = guard_of(tool.pid());
+  ASSERT_GT(guard, 0);
+  EXPECT_EQ(getsid(guard), guard) << "a terminal's signals would reach it";
+  std::set<std::string> files;
+  EXPECT_TRUE(eventually([&] {  // it stands by
+    files.clear();
+    std::error_code closed;
+    for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(guard) + "/fd"))
+      files.insert(entry.path().filename().string() + " " +
+                   fs::read_symlink(entry, closed).string());
+    return files.size() <= 4;
+  }));
+  EXPECT_THAT(files, ElementsAre("0 /dev/null", "1 /dev/null", "2 /dev/null",
+                                 ::testing::StartsWith("3 pipe:")));
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_EQ(tool.err(), "");
+  EXPECT_FALSE(alive(guard));
+}
+
+TEST(Run, AJobOutlivesItsGuard) {
+  Tool tool(Tool::shells(2, "echo ready; read line; exit $r"));
+  EXPECT_TRUE(tool.wait_for("ready", 2));
+  const pid_t guard = guard_of(tool.pid());
+  ASSERT_GT(guard, 0);
+  kill(guard, SIGKILL);
+  EXPECT_EQ(tool.finish(), 1);
+  EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) exited with 1\n"));
 }
 
 // ---- restarts
@@ -567,7 +785,8 @@ TEST(RunOnATerminal, AnInterruptReachesEveryWorkerOnce) {
   EXPECT_TRUE(terminal.wait_for("interrupt 0"));
   EXPECT_TRUE(terminal.wait_for("interrupt 1"));
   kill(terminal.pid(), SIGTERM);
-  EXPECT_EQ(terminal.finish(), 0);
+  EXPECT_EQ(terminal.finish(), 130);
+  EXPECT_THAT(terminal.text(), EndsWith("tutti run: interrupted\r\n"));
   for (const std::string text : {"interrupt 0", "interrupt 1"})
     EXPECT_EQ(terminal.text().find(text), terminal.text().rfind(text));
 }
