@@ -55,10 +55,10 @@ std::vector<Measurement> read_lines(std::istream& in, const std::string& name) {
 void print_table(const std::vector<Measurement>& all) {
   if (all.empty()) return;
   fmt::print("{}: {}, {} ranks\n", all[0].library, all[0].op, all[0].ranks);
-  fmt::print("{:>10} {:>10} {:>12} {:>12} {:>12} {:>9} {:>9} {:>7}\n", "size", "type", "time us",
+  fmt::print("{:>9} {:>9} {:>11} {:>11} {:>11} {:>8} {:>8} {:>6}\n", "size", "type", "time us",
              "p10", "p90", "algbw", "busbw", "wrong");
   for (const Measurement& m : all)
-    fmt::print("{:>10} {:>10} {:>12.2f} {:>12.2f} {:>12.2f} {:>9.3f} {:>9.3f} {:>7}\n",
+    fmt::print("{:>9} {:>9} {:>11.2f} {:>11.2f} {:>11.2f} {:>8.3f} {:>8.3f} {:>6}\n",
                size_text(m.bytes), m.dtype, m.median_us, m.p10_us, m.p90_us, m.algbw(), m.busbw(),
                m.wrong);
   fmt::print("bandwidths in GB/s; medians of rank 0\n");
@@ -136,35 +136,45 @@ int bench(int argc, char** argv) {
   int ranks = 2;
   std::string dtype = "float32", reduce = "SUM", backend = "shm", plot_file, into;
   std::vector<std::string> peer_files;
-  bool json = false, no_pin = false;
-  app.add_option("-n", ranks, "ranks")->check(CLI::Range(1, 4096))->capture_default_str();
-  app.add_option("--op", options.op, "the collective")
+  bool json = false, no_pin = false, quiet = false;
+  app.add_option("-n", ranks, "how many ranks (2)")->check(CLI::Range(1, 4096))->option_text("N");
+  app.add_option("--op", options.op,
+                 fmt::format("the collective: {} (all_reduce)", fmt::join(bench_ops(), ", ")))
       ->check(CLI::IsMember(bench_ops()))
-      ->capture_default_str();
-  app.add_option("--dtype", dtype, "the element type")->capture_default_str();
-  app.add_option("--reduce", reduce, "SUM, MEAN, MIN, MAX or PROD")->capture_default_str();
+      ->option_text("NAME");
+  app.add_option("--dtype", dtype, "the element type, as in bfloat16 (float32)")
+      ->option_text("NAME");
+  app.add_option("--reduce", reduce, "SUM, MEAN, MIN, MAX or PROD (SUM)")->option_text("NAME");
   app.add_option("--backend", backend,
-                 "processes that share memory (shm), or do not (tcp, ucx), or threads (in_process)")
+                 "shm: processes that share memory; tcp, ucx: processes that do not; in_process: "
+                 "threads (shm)")
       ->check(CLI::IsMember({"shm", "tcp", "ucx", "in_process"}))
-      ->capture_default_str();
-  app.add_option("--buffers", options.buffers, "memory of the rank's own, or of the group")
+      ->option_text("NAME");
+  app.add_option("--buffers", options.buffers,
+                 "private: memory of the rank's own; window: of the group (private)")
       ->check(CLI::IsMember({"private", "window"}))
-      ->capture_default_str();
-  app.add_option("--min-bytes", options.min_bytes)
+      ->option_text("NAME");
+  app.add_option("--min-bytes", options.min_bytes, "the smallest size, as in 4, 64K or 1M (4)")
+      ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(size_t(1), size_t(1) << 40))
-      ->capture_default_str();
-  app.add_option("--max-bytes", options.max_bytes)->capture_default_str();
-  app.add_option("--factor", options.factor, "from one size to the next")
+      ->option_text("SIZE");
+  app.add_option("--max-bytes", options.max_bytes, "the largest size, as in 64M or 1G (256M)")
+      ->transform(CLI::AsSizeValue(false))
+      ->option_text("SIZE");
+  app.add_option("--factor", options.factor, "from one size to the next (4)")
       ->check(CLI::Range(size_t(2), size_t(1) << 20))
-      ->capture_default_str();
-  app.add_option("--seconds", options.seconds, "about how long a size takes")
+      ->option_text("N");
+  app.add_option("--seconds", options.seconds, "about how long a size takes (1)")
       ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->option_text("S");
   app.add_flag("--no-pin", no_pin, "leave the ranks to the scheduler");
   app.add_flag("--json", json, "a line of JSON per size");
-  app.add_option("--plot", plot_file, "an SVG file: time over size");
-  app.add_option("--peers", peer_files, "files with lines of JSON, to be drawn beside ours");
+  app.add_option("--plot", plot_file, "an SVG file: time over size, with its spread")
+      ->option_text("FILE");
+  app.add_option("--peers", peer_files, "files with lines of JSON, to be drawn beside ours")
+      ->option_text("FILE...");
   app.add_option("--into", into)->group("");  // in a worker
+  app.add_flag("--quiet", quiet)->group("");  // as well
   if (const auto code = parse(app, argc, argv)) return *code;
   options.pin = !no_pin;
   std::vector<Measurement> peers;
@@ -189,9 +199,15 @@ int bench(int argc, char** argv) {
     return kUsageError;
   }
 
+  // On a terminal the table at the end would say the same again.
+  if (into.empty() && isatty(STDOUT_FILENO)) {
+    quiet = true;
+    fmt::print(stderr, "measuring {} from {} to {}, {:g} s or so each\n", options.op,
+               size_text(options.min_bytes), size_text(options.max_bytes), options.seconds);
+  }
   std::ostringstream lines;
   const auto report = [&](const Measurement& m) {
-    fmt::print(stderr, "{}: {:.2f} us\n", size_text(m.bytes), m.median_us);
+    if (!quiet) fmt::print(stderr, "{}: {:.2f} us\n", size_text(m.bytes), m.median_us);
     lines << m.to_json() << "\n";
   };
   if (!into.empty()) {
@@ -205,7 +221,10 @@ int bench(int argc, char** argv) {
     measure_threads(ranks, options, report);
   } else {
     if (backend != "shm") setenv("TUTTI_BACKEND", backend.c_str(), 1);  // for the workers
-    lines << run_workers(ranks, {argv + 1, argv + argc});
+    setenv("OMP_NUM_THREADS", "1", 0);  // no worker uses it, so tutti run need not speak of it
+    std::vector<std::string> arguments{argv + 1, argv + argc};
+    if (quiet) arguments.insert(arguments.begin(), "--quiet");
+    lines << run_workers(ranks, arguments);
   }
 
   std::istringstream ours(lines.str());

@@ -6,6 +6,7 @@
 #include <tutti/version.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "base/settings.h"
 #include "base/topology.h"
 #include "command.h"
+#include "device/gpu.h"
 #include "layout.h"
 
 namespace tutti::tools {
@@ -38,13 +40,12 @@ struct ModuleNeeds {
   const char* name;
   const char* purpose;
   const char* library;  // the Debian package that it needs to be loaded
-  const char* headers;  // the ones that it needs to be built
+  const char* headers;  // the ones that it needs to be built; empty: none
 };
 constexpr ModuleNeeds kModules[] = {
     {"cluster", "coordination of processes", "libgrpc++1.51",
      "libgrpc++-dev protobuf-compiler-grpc"},
-    {"tcp", "transport between hosts, by TCP", "the system alone",
-     "no package, every build has it: install Tutti again"},
+    {"tcp", "transport between hosts, by TCP", "the system alone", ""},
     {"ucx", "transport between hosts, by RDMA", "libucx0", "libucx-dev"},
     {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
     {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},
@@ -60,13 +61,33 @@ std::string why_off(const ModuleNeeds& module) {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     if (what.find(fmt::format("libtutti_{}.so: cannot open", module.name)) != std::string::npos)
-      return fmt::format("this Tutti was built without it; to build it: {}", module.headers);
+      return *module.headers
+                 ? fmt::format("this Tutti was built without it; to build it: {}", module.headers)
+                 : "it is missing, although every Tutti is built with it; install Tutti again";
     return fmt::format("{} (it needs {})", what, module.library);
   }
 }
 
+// What is wrong with the folder that TUTTI_MODULE_PATH names; empty: nothing.
+std::string wrong_module_path() {
+  namespace fs = std::filesystem;
+  const char* const path = std::getenv("TUTTI_MODULE_PATH");
+  if (!path || !*path) return "";
+  std::error_code error;
+  if (!fs::is_directory(path, error))
+    return fmt::format("TUTTI_MODULE_PATH={}: there is no such folder", path);
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (const std::string name = entry.path().filename();
+        name.starts_with("libtutti_") && name.ends_with(".so"))
+      return "";
+  return fmt::format(
+      "TUTTI_MODULE_PATH={}: {}", path,
+      error ? error.message() : "this folder holds no module of Tutti (libtutti_*.so)");
+}
+
 nlohmann::json collect() {
   nlohmann::json result;
+  const std::string wrong_path = wrong_module_path();
   result["version"] = version();
   result["cores"] = base::topology().cores;
   result["last_level_cache"] = base::topology().last_level_cache;
@@ -76,14 +97,17 @@ nlohmann::json collect() {
     vectors.push_back(hwy::TargetName(left & -left));
   try {
     result["devices"] = list_logical_devices();
+    if (list_logical_devices("GPU").empty())
+      result["no_gpu"] = wrong_path.empty() ? device::why_no_gpus() : wrong_path;
   } catch (const InvalidArgumentError&) {  // of a setting, which is told below
     result["devices"] = list_logical_devices("CPU");
   }
 
+  if (!wrong_path.empty()) result["modules_error"] = wrong_path;
   auto& modules = result["modules"] = nlohmann::json::array();
   std::map<std::string, bool> loaded{{"", true}};
   for (const ModuleNeeds& module : kModules) {
-    const std::string reason = why_off(module);
+    const std::string reason = wrong_path.empty() ? why_off(module) : wrong_path;
     loaded[module.name] = reason.empty();
     modules.push_back({{"name", module.name},
                        {"purpose", module.purpose},
@@ -123,6 +147,33 @@ std::string bytes_text(size_t bytes) {
                            : fmt::format("{} MiB", bytes >> 20);
 }
 
+constexpr size_t kColumns = 80;
+
+// A line that begins with `start`, broken between words where a terminal ends; what follows is
+// indented.
+void print_wrapped(const std::string& start, std::string_view text, size_t indent) {
+  std::string line = start;
+  bool empty = true;  // nothing but the indentation so far
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    if (!empty && line.size() + 1 + word.size() > kColumns) {
+      fmt::print("{}\n", line);
+      line.assign(indent, ' ');
+      empty = true;
+    }
+    line.append(empty ? "" : " ").append(word);
+    empty = false;
+  }
+  fmt::print("{}\n", line);
+}
+
+// One of a list of things that are there or not.
+void print_row(const std::string& name, bool on, const std::string& text) {
+  const std::string start = fmt::format("  {:<13}{:<5}", name, on ? "on" : "off");
+  print_wrapped(start, text, start.size());
+}
+
 void print(const nlohmann::json& info) {
   const auto text = [](const nlohmann::json& value) { return value.get<std::string>(); };
   const auto names = [](const nlohmann::json& list) {
@@ -135,29 +186,35 @@ void print(const nlohmann::json& info) {
   fmt::print("  {:<12}{}\n", "vectors", names(info["vector_instructions"]));
   fmt::print("\nDevices\n");
   for (const auto& device : info["devices"]) fmt::print("  {}\n", text(device));
+  if (info.contains("no_gpu")) print_wrapped("  no GPU: ", text(info["no_gpu"]), 10);
   fmt::print("\nBackends\n");
   for (const auto& backend : info["backends"]) {
     const std::string module = text(backend["module"]);
-    const std::string state = !backend["available"].get<bool>()
-                                  ? fmt::format("off: the module {} is", module)
-                              : module.empty() ? "built in"
-                                               : fmt::format("in the module {}", module);
-    fmt::print("  {:<12}{:<54}{}\n", text(backend["name"]), text(backend["purpose"]), state);
+    print_row(
+        text(backend["name"]), backend["available"].get<bool>(),
+        text(backend["purpose"]) + (module.empty() ? "" : fmt::format(" (the module {})", module)));
   }
   fmt::print("\nModules\n");
-  for (const auto& module : info["modules"])
-    fmt::print("  {:<12}{:<27}{}\n", text(module["name"]), text(module["purpose"]),
-               module["loaded"].get<bool>() ? "on" : "off: " + text(module["reason"]));
+  const bool wrong_path = info.contains("modules_error");
+  if (wrong_path) print_wrapped("  ", text(info["modules_error"]), 2);
+  for (const auto& module : info["modules"]) {
+    const std::string reason = wrong_path ? "" : text(module["reason"]);
+    print_row(text(module["name"]), module["loaded"].get<bool>(),
+              text(module["purpose"]) + (reason.empty() ? "" : ": " + reason));
+  }
   fmt::print("\nSettings (* set in the environment)\n");
   for (const auto& setting : info["settings"]) {
-    const std::string value = text(setting["value"]);
-    const std::string standard = text(setting["default"]);
-    fmt::print("{} {:<26}{:<14}{}\n", setting["set"].get<bool>() ? '*' : ' ', text(setting["name"]),
-               value.empty() ? "-" : value, text(setting["meaning"]));
-    if (setting["set"].get<bool>())
-      fmt::print("{:<28}(by default {})\n", "", standard.empty() ? "empty" : standard);
+    const std::string value = text(setting["value"]), standard = text(setting["default"]);
+    const bool set = setting["set"].get<bool>();
+    fmt::print("{} {:<26}{}{}\n", set ? '*' : ' ', text(setting["name"]),
+               value.empty() ? "-" : value,
+               set ? fmt::format(" (by default {})", standard.empty() ? "empty" : standard) : "");
+    print_wrapped("      ", text(setting["meaning"]), 6);
   }
-  if (info.contains("settings_error")) fmt::print("\n  {}\n", text(info["settings_error"]));
+  if (info.contains("settings_error")) {
+    fmt::print("\n");
+    print_wrapped("  ", text(info["settings_error"]), 2);
+  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace tutti::tools {
 
 namespace {
 
-constexpr double kWidth = 760, kHeight = 480, kLeft = 80, kRight = 220, kTop = 30, kBottom = 60;
+constexpr double kWidth = 800, kHeight = 520, kLeft = 70, kRight = 30, kTop = 60, kBottom = 60;
 constexpr const char* kColors[] = {"#1f77b4", "#d62728", "#2ca02c", "#9467bd",
                                    "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"};
 
@@ -37,13 +37,23 @@ std::string text(double x, double y, const char* anchor, const std::string& word
 }  // namespace
 
 std::string plot(const std::vector<Measurement>& measurements) {
-  // Several rounds of a library are drawn as the median of each size.
-  std::map<std::string, std::map<size_t, std::vector<double>>> series;
+  // Several rounds of a library are drawn as the median of each size, and the spread of all.
+  struct Point {
+    std::vector<double> medians = {};
+    double low = 1e300, high = 0;
+  };
+  std::map<std::string, std::map<size_t, Point>> series;
   double least = 1e300, most = 0, smallest = 1e300, largest = 0;
+  bool spread = false;
   for (const Measurement& m : measurements) {
-    series[m.library][m.bytes].push_back(m.median_us);
-    least = std::min(least, m.median_us);
-    most = std::max(most, m.median_us);
+    Point& point = series[m.library][m.bytes];
+    point.medians.push_back(m.median_us);
+    const bool known = m.p10_us > 0 && m.p90_us > 0;  // files of others may lack them
+    spread |= known;
+    point.low = std::min(point.low, known ? m.p10_us : m.median_us);
+    point.high = std::max(point.high, known ? m.p90_us : m.median_us);
+    least = std::min(least, point.low);
+    most = std::max(most, point.high);
     smallest = std::min(smallest, double(m.bytes));
     largest = std::max(largest, double(m.bytes));
   }
@@ -60,31 +70,49 @@ std::string plot(const std::vector<Measurement>& measurements) {
         "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", x1, y1,
         x2, y2);
   };
-  for (double bytes = smallest; bytes <= largest; bytes *= 16) {
+  // As many labels as have room.
+  const double steps = std::log(largest / smallest) / std::log(4.0);
+  const double factor = steps > 10 ? 16 : 4;
+  for (double bytes = smallest; bytes <= largest; bytes *= factor) {
     grid(x.at(bytes), kTop, x.at(bytes), kHeight - kBottom);
     svg += text(x.at(bytes), kHeight - kBottom + 18, "middle", size_text(size_t(bytes)));
   }
-  for (double us = std::pow(10, std::ceil(std::log10(least))); us <= most; us *= 10) {
-    grid(kLeft, y.at(us), kWidth - kRight, y.at(us));
-    svg += text(kLeft - 8, y.at(us) + 4, "end", fmt::format("{:g}", us));
-  }
-  svg += text((kLeft + kWidth - kRight) / 2, kHeight - 15, "middle",
-              fmt::format("size of {}, {} ranks", measurements[0].op, measurements[0].ranks));
+  const bool few = most / least < 100;  // a decade is too coarse
+  for (double decade = std::pow(10, std::floor(std::log10(least))); decade <= most; decade *= 10)
+    for (const double us : {decade, 2 * decade, 5 * decade}) {
+      if (us < least || us > most || (us != decade && !few)) continue;
+      grid(kLeft, y.at(us), kWidth - kRight, y.at(us));
+      svg += text(kLeft - 8, y.at(us) + 4, "end", fmt::format("{:g}", us));
+    }
+  const Measurement& first = measurements[0];
+  svg += fmt::format(
+      "<text x=\"{:.1f}\" y=\"22\" text-anchor=\"middle\" font-size=\"16\">{}</text>\n", kWidth / 2,
+      escaped(fmt::format("{}{}, {} ranks", first.op,
+                          first.dtype.empty() ? "" : " of " + first.dtype, first.ranks)));
+  svg += text(kWidth / 2, 42, "middle",
+              spread ? "medians, and the spread from the 10th to the 90th percentile" : "medians");
+  svg += text((kLeft + kWidth - kRight) / 2, kHeight - 15, "middle", "size");
   svg += text(kLeft, kTop - 10, "middle", "time, us");
   size_t number = 0;
   for (auto& [library, sizes] : series) {
     const char* const color = kColors[number % std::size(kColors)];
-    std::string points;
-    for (auto& [bytes, times] : sizes) {
-      std::ranges::sort(times);
-      points += fmt::format("{:.1f},{:.1f} ", x.at(double(bytes)), y.at(times[times.size() / 2]));
+    std::string points, lower, upper;
+    for (auto& [bytes, point] : sizes) {
+      std::ranges::sort(point.medians);
+      const double at = x.at(double(bytes));
+      points += fmt::format("{:.1f},{:.1f} ", at, y.at(point.medians[point.medians.size() / 2]));
+      lower += fmt::format("{:.1f},{:.1f} ", at, y.at(point.low));
+      upper = fmt::format("{:.1f},{:.1f} ", at, y.at(point.high)) + upper;
     }
+    svg += fmt::format("<polygon points=\"{}{}\" fill=\"{}\" fill-opacity=\"0.2\"/>\n", lower,
+                       upper, color);
     svg += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n",
                        points, color);
-    const double row = kTop + 10 + 20 * double(number++);
+    // In the upper left corner: large sizes take longer, so no line gets there.
+    const double row = kTop + 20 + 20 * double(number++);
     svg += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"4\" fill=\"{}\"/>\n",
-                       kWidth - kRight + 15, row - 6, color);
-    svg += text(kWidth - kRight + 35, row, "start", library);
+                       kLeft + 15, row - 6, color);
+    svg += text(kLeft + 35, row, "start", library);
   }
   return svg + "</svg>\n";
 }

@@ -85,6 +85,44 @@ TEST(Bench, SizesGrowByTheFactorUpToTheLargest) {
   EXPECT_EQ(sizes, (std::vector<size_t>{100, 700, 4900}));
 }
 
+TEST(Bench, TakesSizesWithAUnit) {
+  Tool tool(on_threads({"-n", "1", "--min-bytes", "1K", "--max-bytes", "64k", "--factor", "8"}));
+  std::vector<size_t> sizes;
+  for (const json& one : measured(tool)) sizes.push_back(one["bytes"]);
+  EXPECT_EQ(sizes, (std::vector<size_t>{1 << 10, 8 << 10, 64 << 10}));
+  Tool wrong({"bench", "--max-bytes", "64X"});
+  EXPECT_EQ(wrong.finish(), 2);
+  EXPECT_THAT(wrong.err(), HasSubstr("--max-bytes"));
+}
+
+TEST(Bench, ExplainsEveryOption) {
+  Tool tool({"bench", "--help"});
+  EXPECT_EQ(tool.finish(), 0);
+  int options = 0;
+  const std::vector<std::string> lines = lines_of(tool.out());
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!lines[i].starts_with("  -")) continue;
+    ++options;
+    const std::string next = i + 1 < lines.size() ? lines[i + 1] : "";
+    const bool below = next.starts_with("          ");  // where the option itself is long
+    EXPECT_TRUE(below || lines[i].find("  ", 4) != std::string::npos) << lines[i];
+  }
+  EXPECT_EQ(options, 15) << tool.out();
+}
+
+TEST(Bench, ShowsOneTableOnATerminal) {
+  // `script` gives it a terminal for its output.
+  const std::string command =
+      "'" TUTTI_TOOL "' bench --seconds 0.001 --no-pin --backend in_process --max-bytes 64";
+  Process tool({"script", "-qec", command, "/dev/null"}, {});
+  EXPECT_EQ(tool.finish(), 0) << tool.out();
+  EXPECT_THAT(tool.out(), HasSubstr("measuring all_reduce from 4 B to 64 B, 0.001 s or so each"));
+  EXPECT_THAT(tool.out(), Not(HasSubstr(" us\r\n")));
+  for (const char* const size : {" 4 B ", "16 B ", "64 B "})
+    EXPECT_EQ(tool.out().find(size, tool.out().find("busbw")), tool.out().rfind(size)) << size;
+  for (const std::string& line : lines_of(tool.out())) EXPECT_LE(line.size(), 81) << line;  // a \r
+}
+
 TEST(Bench, DrawsItsPeersBesideIt) {
   const Folder folder;
   std::ofstream(folder.file("peers"))
@@ -101,6 +139,16 @@ TEST(Bench, DrawsItsPeersBesideIt) {
   EXPECT_THAT(svg, HasSubstr("Peer &lt;1&gt;"));
   EXPECT_THAT(svg, HasSubstr("in_process, private"));
   EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, HasSubstr(">all_reduce of float32, 2 ranks</text>"));
+  EXPECT_THAT(svg, HasSubstr("the spread from the 10th to the 90th percentile"));
+  // A band and a line each, from one side to the other.
+  for (const std::string element : {"<polygon", "<polyline"}) {
+    const size_t first = svg.find(element);
+    EXPECT_NE(first, svg.npos);
+    EXPECT_NE(svg.find(element, first + 1), svg.npos) << element;
+  }
+  EXPECT_THAT(svg, HasSubstr("width=\"800\""));
+  EXPECT_THAT(svg, ::testing::ContainsRegex("<polyline points=\"70.0,[0-9.]+ [^\"]*770.0,"));
 }
 
 TEST(Bench, SaysWhatIsWrongBeforeItMeasures) {
@@ -142,7 +190,7 @@ TEST(Bench, TabulatesProcessesThatShareMemory) {
   ASSERT_EQ(lines.size(), 6) << tool.out();
   EXPECT_THAT(lines[0], HasSubstr("shm, window: all_reduce, 3 ranks"));
   EXPECT_THAT(lines[1], HasSubstr("busbw"));
-  EXPECT_THAT(lines[4], HasSubstr("64 B    float32"));
+  EXPECT_THAT(lines[4], HasSubstr("64 B   float32"));
   EXPECT_TRUE(lines[4].ends_with("      0")) << lines[4];
 }
 #endif

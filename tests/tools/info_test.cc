@@ -23,6 +23,38 @@ TEST(Info, ShowsTheMachineTheBackendsAndEverySetting) {
   EXPECT_THAT(tool.out(), HasSubstr("* TUTTI_THREADS             3"));
 }
 
+TEST(Info, FitsATerminal) {
+  for (const std::string path : {TUTTI_TEST_MODULES, "/nowhere"}) {
+    Process tool({TUTTI_TOOL, "info"}, {"TUTTI_MODULE_PATH=" + path, "TUTTI_THREADS=3"});
+    EXPECT_EQ(tool.finish(), 0);
+    for (const std::string& line : lines_of(tool.out()))
+      EXPECT_TRUE(line.size() <= 80 || line.find(path) != line.npos) << line;
+    // Words keep their distance: a column that is too long once ran into the next.
+    EXPECT_THAT(tool.out(), HasSubstr("  ucx          off  transport between hosts, by RDMA"));
+    EXPECT_THAT(tool.out(), HasSubstr("* TUTTI_THREADS             3 (by default 0)\n"));
+  }
+}
+
+TEST(Info, SaysThatTheFolderOfModulesIsWrong) {
+  Folder folder;
+  const std::string missing = "TUTTI_MODULE_PATH=/nowhere: there is no such folder";
+  Process nowhere({TUTTI_TOOL, "info"}, {"TUTTI_MODULE_PATH=/nowhere"});
+  EXPECT_EQ(nowhere.finish(), 0);
+  EXPECT_THAT(nowhere.out(), HasSubstr("Modules\n  " + missing + "\n"));
+  EXPECT_THAT(nowhere.out(), HasSubstr("no GPU: " + missing + "\n"));
+  EXPECT_THAT(nowhere.out(), Not(HasSubstr("built without")));
+  Process empty({TUTTI_TOOL, "info", "--json"}, {"TUTTI_MODULE_PATH=" + folder.file("")});
+  EXPECT_EQ(empty.finish(), 0);
+  EXPECT_THAT(std::string(nlohmann::json::parse(empty.out())["modules_error"]),
+              HasSubstr("this folder holds no module of Tutti (libtutti_*.so)"));
+}
+
+TEST(Info, SaysWhyThereIsNoGpu) {
+  Tool tool({"info"});
+  EXPECT_EQ(tool.finish(), 0);
+  EXPECT_THAT(tool.out(), HasSubstr("  no GPU: the module \"cuda\" cannot be loaded"));
+}
+
 TEST(Info, SaysWhyAModuleIsOffAndWhatBringsIt) {
   Tool tool({"info", "--json"});
   EXPECT_EQ(tool.finish(), 0);
@@ -39,7 +71,8 @@ TEST(Info, SaysWhyAModuleIsOffAndWhatBringsIt) {
       EXPECT_EQ(module["reason"], "");
     } else {
       EXPECT_FALSE(module["loaded"]);
-      EXPECT_THAT(std::string(module["reason"]), HasSubstr("built without it"));
+      EXPECT_THAT(std::string(module["reason"]),
+                  HasSubstr(module["name"] == "tcp" ? "install Tutti again" : "built without it"));
     }
   }
   for (const auto& backend : info["backends"])
