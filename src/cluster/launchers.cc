@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <tutti/error.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string_view>
 
 #include "cluster/checks.h"
@@ -65,6 +68,25 @@ std::optional<Launch> launch_of(const char* launcher, const char* size_name,
   return Launch{.launcher = launcher,
                 .rank = int(*number(rank_name, {0, *size - 1})),
                 .addresses = std::vector<std::string>(size_t(*size))};
+}
+
+// The nearest process that this one descends from and whose environment lacks a variable: that is
+// what set it. A script may stand between it and this process.
+int64_t starter_without(const std::string& name) {
+  int64_t process = getppid();
+  while (process > 1) {
+    const std::string folder = fmt::format("/proc/{}", process);
+    std::ifstream file(folder + "/environ", std::ios::binary);
+    const std::string environment = '\0' + std::string(std::istreambuf_iterator<char>(file), {});
+    if (environment.find('\0' + name + "=") == environment.npos) break;
+    std::ifstream status(folder + "/status");
+    int64_t parent = 0;
+    for (std::string word; status >> word && word != "PPid:";) {
+    }
+    if (!(status >> parent)) break;
+    process = parent;
+  }
+  return process;
 }
 
 [[noreturn]] void malformed(const std::string& name, const std::string& list,
@@ -224,9 +246,15 @@ std::optional<Launch> find_slurm() {
 }
 
 std::optional<Launch> find_mpi() {
-  if (variable("OMPI_COMM_WORLD_SIZE"))
-    return launch_of("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
-  return launch_of("MPICH", "PMI_SIZE", "PMI_RANK");
+  const bool open_mpi = variable("OMPI_COMM_WORLD_SIZE").has_value();
+  const char* const size = open_mpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE";
+  const char* const rank = open_mpi ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK";
+  auto launch = launch_of(open_mpi ? "Open MPI" : "MPICH", size, rank);
+  const auto here = variable(open_mpi ? "OMPI_COMM_WORLD_LOCAL_SIZE" : "MPI_LOCALNRANKS");
+  if (launch && here && parse_number(*here) == launch->addresses.size())
+    launch->host_job = fmt::format("{}-{}", variable("OMPI_MCA_ess_base_jobid").value_or("0"),
+                                   starter_without(rank));
+  return launch;
 }
 
 }  // namespace tutti::cluster

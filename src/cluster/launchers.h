@@ -12,6 +12,8 @@ struct Launch {
   std::string launcher;                // "torchrun", "Slurm", "Open MPI", "MPICH"
   int rank = 0;                        // of this process
   std::vector<std::string> addresses;  // by rank; empty where the environment does not tell it
+  // Of mpirun, if all processes are on this host: what names the job here. Else empty.
+  std::string host_job = {};
 };
 
 // Each is empty where this launcher started one process, or none. InvalidArgumentError, naming the

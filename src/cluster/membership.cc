@@ -104,8 +104,12 @@ std::optional<Membership> membership_from_environment() {
     }
   }
   for (const auto find : {find_torchrun, find_slurm, find_mpi})
-    if (std::optional<Launch> launch = find())
-      return membership_of(std::move(launch->addresses), launch->rank, launch->launcher);
+    if (std::optional<Launch> launch = find()) {
+      Membership member =
+          membership_of(std::move(launch->addresses), launch->rank, launch->launcher);
+      member.host_job = launch->host_job;
+      return member;
+    }
   return {};
 }
 

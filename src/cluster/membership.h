@@ -18,8 +18,9 @@ struct Membership {
   // Of the coordination service: rank 0's address, or TUTTI_COORDINATOR; empty under mpirun, where
   // MPI tells it to all.
   std::string service;
-  bool serves = false;  // this process runs it: it is rank 0 and TUTTI_COORDINATOR is empty
-  std::string source;   // "arguments", "TF_CONFIG", "torchrun", "Slurm", "Open MPI", "MPICH"
+  std::string host_job = {};  // of mpirun, if all ranks are on this host: names the job here
+  bool serves = false;        // this process runs it: it is rank 0 and TUTTI_COORDINATOR is empty
+  std::string source;         // "arguments", "TF_CONFIG", "torchrun", "Slurm", "Open MPI", "MPICH"
 };
 
 // Empty for an evaluator, for a job of one rank and for no cluster at all. InvalidArgumentError

@@ -25,6 +25,7 @@
 #include "cluster/checks.h"
 #include "cluster/coordination.h"
 #include "cluster/membership.h"
+#include "group/announcement.h"
 #include "group/backends/network_backend.h"
 #include "group/backends/shm.h"
 #include "group/clocks.h"
@@ -101,7 +102,7 @@ class Job {
  public:
   explicit Job(const Membership& membership) : given_(membership), membership_(membership) {
     const nlohmann::json own_timeline = timeline();  // where it cannot be had, nobody is joined yet
-    if (membership_.service.empty()) meet_by_mpi();
+    if (membership_.service.empty()) meet_under_mpirun();
     const base::Settings& settings = base::settings();
     const bool ucx = size() > 1 && wants_ucx();
     // A process has one for each rank, a pidfd or a connection; UCX and MPI may do without.
@@ -115,6 +116,11 @@ class Job {
                                  "same secret on all workers",
                                  membership_.service));
     if (membership_.serves && !service_) service_ = module().serve(job, membership_.service);
+    // Nothing else would serve there.
+    if (by_mpirun() && !membership_.serves && membership_.rank == 0) try {
+        service_ = module().serve(job, membership_.service);
+      } catch (const UnavailableError&) {  // a service runs there, or it is another host's
+      }
     if (service_) base::close_port_in_children(port_of(service_->address()));
     const int port = port_of(membership_.service);
     const std::vector<int> before = base::sockets_to(port);
@@ -144,6 +150,7 @@ class Job {
       give_up(error);
       throw;
     }
+    announcement_.reset();  // all have come
   }
 
   int stragglers() const { return stragglers_; }
@@ -323,9 +330,42 @@ class Job {
             }};
   }
 
-  // Under mpirun: MPI tells all where the first rank serves.
+  bool by_mpirun() const {
+    return membership_.source == "Open MPI" || membership_.source == "MPICH";
+  }
+
+  void meet_under_mpirun() {
+    try {
+      mpi_ = &mpi_module(membership_);
+    } catch (const UnavailableError& error) {
+      if (base::settings().backend == "mpi") throw;
+      return meet_on_this_host(error.what());
+    }
+    meet_by_mpi();
+  }
+
+  // Without a module for MPI, ranks of one host still find the first.
+  void meet_on_this_host(const std::string& missing) {
+    if (membership_.host_job.empty())
+      throw UnavailableError(fmt::format(
+          "{} started ranks on several hosts, which cannot find each other: {}; or set "
+          "TUTTI_COORDINATOR=HOST:PORT for all ranks, to an address of rank 0's host that the "
+          "others reach",
+          membership_.source, missing));
+    constexpr const char* kHost = "127.0.0.1";
+    if (membership_.serves) {
+      service_ = module().serve(description(), cluster::address_of(kHost, 0));
+      membership_.service = service_->address();
+      const size_t colon = membership_.service.rfind(':');
+      announcement_.emplace(membership_.host_job, std::stoi(membership_.service.substr(colon + 1)));
+    } else {
+      membership_.service =
+          cluster::address_of(kHost, find_announced(membership_.host_job, join_timeout()));
+    }
+  }
+
+  // MPI tells all where the first rank serves.
   void meet_by_mpi() {
-    mpi_ = &mpi_module(membership_);
     const std::vector<std::string> hosts = mpi_->all_gather(machine_name());
     for (size_t r = 0; r < hosts.size(); ++r) membership_.addresses[r] = hosts[r];
     std::string service, trouble;
@@ -577,6 +617,7 @@ class Job {
   const Membership given_;
   Membership membership_;  // with what was found out since
   std::unique_ptr<Service> service_;
+  std::optional<Announcement> announcement_;  // of it, until all have joined
   std::unique_ptr<Coordination> link_;
   std::atomic<bool> alarm_{false};
   std::mutex reporting_;  // and the end of the link

@@ -225,6 +225,21 @@ TEST_F(LaunchersTest, MpichGivesARank) {
   EXPECT_EQ(launch->rank, 1);
 }
 
+TEST_F(LaunchersTest, MpirunNamesAJobOfOneHost) {
+  set_all({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}});
+  EXPECT_EQ(find_mpi()->host_job, "") << "it may be on several";
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
+  EXPECT_EQ(find_mpi()->host_job, "");
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "4");
+  set("OMPI_MCA_ess_base_jobid", "77");
+  EXPECT_EQ(find_mpi()->host_job, "77-" + std::to_string(getppid()));
+  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "OMPI_MCA_ess_base_jobid"}) unset(name);
+  set_all({{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}});
+  EXPECT_EQ(find_mpi()->host_job, "");
+  set("MPI_LOCALNRANKS", "2");
+  EXPECT_EQ(find_mpi()->host_job, "0-" + std::to_string(getppid()));
+}
+
 TEST_F(LaunchersTest, MpirunWithOneProcessIsNothing) {
   EXPECT_FALSE(find_mpi());
   set_all({{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}});
