@@ -89,7 +89,8 @@ class Strategy {
   //
   // Where a replica throws, the others are stopped in whatever they wait for, and the exception
   // comes out here, as it was thrown, once all replicas have returned; of several, the one of the
-  // lowest replica. The strategy stays usable. FailedPreconditionError inside a replica function.
+  // lowest replica. The strategy stays usable. FailedPreconditionError inside a replica function,
+  // and inside a function given to merge_call.
   template <class F, class... Args>
   auto run(F&& fn, const Args&... args) {
     return extended_->call_for_each_replica(std::forward<F>(fn), args...);
