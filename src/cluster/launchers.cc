@@ -200,6 +200,8 @@ std::vector<int> expand_counts(const std::string& variable, const std::string& l
 }
 
 std::optional<Launch> find_torchrun() {
+  // tutti run sets the same variables for other libraries; its own way in is TF_CONFIG.
+  if (variable("TUTTI_LAUNCHER")) return {};
   auto launch = launch_of("torchrun", "WORLD_SIZE", "RANK");
   if (!launch) return {};
   require("torchrun", "WORLD_SIZE", {"MASTER_ADDR", "MASTER_PORT"});

@@ -32,6 +32,12 @@ TEST_F(LaunchersTest, TorchrunNamesTheMaster) {
   EXPECT_THAT(launch->addresses, ElementsAre("head:29500", "", "", ""));
 }
 
+TEST_F(LaunchersTest, TorchrunIsNotFoundUnderTuttiRun) {
+  set_torchrun();
+  set("TUTTI_LAUNCHER", "0123abcd");
+  EXPECT_FALSE(find_torchrun());
+}
+
 TEST_F(LaunchersTest, TorchrunsAgentKeepsThePortOfTheMaster) {
   for (const auto& [port, expected] : {std::pair("29500", "head:29501"), {"65535", "head:65534"}}) {
     set_torchrun(port);

@@ -284,8 +284,8 @@ bool Acceptor::hears(Visitor& visitor) {
     case Verdict::undecided: return visitor.heard.size() < kLargestRequest;
     case Verdict::pass: return hand_over(visitor);
     case Verdict::wrong_token:
-      write_to(visitor.fd.get(), "HTTP/1.1 403 Forbidden\r\n\r\n");
       wrong_token_(visitor.host);
+      write_to(visitor.fd.get(), "HTTP/1.1 403 Forbidden\r\n\r\n");
       return false;
     case Verdict::stranger: return false;
   }
