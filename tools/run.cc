@@ -361,9 +361,11 @@ class Attempt {
     }
     workers_.end();
     take_rest();
+    std::optional<Cause> first;
+    if (failure_) first = cause();
     service_.reset();  // tells the rest of what it refused
     say_refusals();
-    const Outcome outcome = report();
+    const Outcome outcome = report(first);
     flush();
     return outcome;
   }
@@ -663,16 +665,15 @@ class Attempt {
     return std::ranges::find(kFaults, ending.exit_code() - 128) != std::end(kFaults);
   }
 
-  Outcome report() {
+  Outcome report(const std::optional<Cause>& first) {
     for (const auto& log : logs_)
       if (!log->trouble().empty()) {
         say(log->trouble());
         break;
       }
-    if (failure_) {
-      const Cause first = cause();
-      say(first.text + (stopped_others_ ? "; the others were stopped" : ""));
-      return {.code = first.code, .again = !told_to_stop_};
+    if (first) {
+      say(first->text + (stopped_others_ ? "; the others were stopped" : ""));
+      return {.code = first->code, .again = !told_to_stop_};
     }
     if (interrupted_) {
       say(killed_ ? "interrupted; the workers were killed" : "interrupted");
