@@ -393,7 +393,11 @@ void reduce(std::span<const Reduction> batch, base::ThreadPool* pool, size_t cac
     for (const Reduction& r : batch) HWY_DYNAMIC_DISPATCH(reduce_range)(r, 0, r.count, false);
     return;
   }
-  const bool stream = written > (cache ? cache : base::topology().last_level_cache) / 2;
+  // A virtual machine shows a cache that it shares with others; a core keeps this much of it.
+  constexpr size_t kCacheOfACore = 8 << 20;
+  const base::Topology& machine = base::topology();
+  if (cache == 0) cache = std::min(machine.last_level_cache, size_t(machine.cores) * kCacheOfACore);
+  const bool stream = written > cache / 2;
   std::vector<Chunk> chunks;
   for (const Reduction& r : batch) {
     // A multiple of 4096 elements, so that every chunk starts on a cache line of every output.

@@ -28,7 +28,7 @@ struct Reduction {
 // - p), with p the largest power of two below n; 16-bit floats are widened, combined, and rounded
 // once. MEAN is the tree of SUM, divided. Every bit depends on the inputs alone: not on threads,
 // batches, alignment or the machine's vector length. Outputs of more than half of `cache` bytes
-// bypass the cache; 0: of the machine's largest.
+// bypass the cache; 0: what this process can count on of the machine's largest.
 void reduce(std::span<const Reduction> batch, base::ThreadPool* pool = nullptr, size_t cache = 0);
 
 // One reduction on the calling thread. With `stream`, the outputs bypass the cache.
