@@ -647,6 +647,11 @@ class Attempt {
       return {failure->code == ErrorCode::invalid_argument ? "the ranks disagree: " + text : text,
               first.code};
     const auto& [culprit, by_itself] = found->second;
+    // Its own words: "rank 1 failed: TEXT".
+    if (const std::string own = fmt::format("rank {} failed: ", failure->rank);
+        failure->code == ErrorCode::aborted && text.starts_with(own))
+      return {fmt::format("{} failed: {}", culprit.name(), text.substr(own.size())),
+              culprit.failed() && by_itself ? culprit.exit_code() : first.code};
     if (culprit.failed() && by_itself)
       return {failure->code == ErrorCode::unavailable
                   ? culprit.to_string()  // all that the others know is that it is gone

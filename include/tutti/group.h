@@ -24,6 +24,7 @@
 #include <memory>
 #include <ranges>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -144,6 +145,11 @@ class Group {
 
   // The ranks that give the same color become a group, in the order of key, then of rank.
   Group split(int color, int key) const;
+
+  // Fails the group for all its ranks: the call they are in, and every later one, throws
+  // AbortedError "rank 1 failed: REASON". In a job, all groups that hold this rank. Returns when
+  // that is known, after a second at most.
+  void abort(const std::string& reason) const;
 
   // Memory that all ranks of the group can reach: collectives on it save the copies on the way. Not
   // a collective itself.

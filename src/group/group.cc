@@ -84,6 +84,8 @@ std::string_view Group::backend() const { return impl_of(impl_).backend().name()
 
 Group Group::split(int color, int key) const { return Group(impl_of(impl_).split(color, key)); }
 
+void Group::abort(const std::string& reason) const { impl_of(impl_).abort(reason); }
+
 Tensor Group::empty(const Shape& shape, DType dtype) const {
   detail::Device& device = device::find("/job:localhost/replica:0/task:0/device:CPU:0", "empty");
   size_t bytes;

@@ -486,6 +486,12 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
   return make(std::move(part), stragglers_.every());
 }
 
+void GroupImpl::abort(const std::string& reason) {
+  expect_own_process("abort");
+  backend_->poison(ErrorCode::aborted, fmt::format("rank {} failed: {}", rank(), reason));
+  if (in_job_) group::abort_job(reason);
+}
+
 Work GroupImpl::enqueue(std::function<void()> operation) {
   auto state = std::make_shared<Work::State>();
   state->in_job = in_job_;

@@ -72,6 +72,7 @@ class GroupImpl {
   void all_gather_uneven(const Memory& in, const Memory& out, std::span<const int64_t> counts,
                          const CommunicationOptions& options);
   std::shared_ptr<GroupImpl> split(int color, int key);
+  void abort(const std::string& reason);
 
  private:
   // An operation with what the record and the timeline keep of it.

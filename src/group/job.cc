@@ -30,6 +30,7 @@
 #include "group/backends/shm.h"
 #include "group/clocks.h"
 #include "group/interfaces.h"
+#include "group/terminate.h"
 #include "observe/timeline.h"
 
 namespace tutti::group {
@@ -216,6 +217,13 @@ class Job {
     // Every call of a group that has failed says the same again.
     if (!link_ || failure.text == std::exchange(reported_, failure.text)) return;
     link_->report(failure);
+  }
+
+  void abort(const std::string& reason) {
+    std::lock_guard lock(reporting_);
+    if (link_)
+      link_->abort({membership_.rank, ErrorCode::aborted,
+                    fmt::format("rank {} failed: {}", membership_.rank, reason)});
   }
 
   JobLayout layout() {
@@ -653,6 +661,9 @@ Job& this_job(const Membership& membership) {
         "one job",
         job->name(), membership.rank, membership.addresses.size(), membership.addresses[0]));
   if (!job) {
+    // Without a launcher a worker ends as any program does.
+    if (std::getenv("TUTTI_LAUNCHER"))
+      publish_uncaught_exceptions(membership.rank, [](const char* text) { abort_job(text); });
     job = std::make_unique<Job>(membership).release();
     joined = job;
     // Registered after the module was loaded, so before its own statics are destroyed.
@@ -697,6 +708,10 @@ std::optional<Failure> job_failure() {
 
 void report_failure(const Failure& failure) {
   if (Job* const job = joined.load()) job->report(failure);
+}
+
+void abort_job(const std::string& reason) {
+  if (Job* const job = joined.load()) job->abort(reason);
 }
 
 JobLayout layout_from_environment() {

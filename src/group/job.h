@@ -36,6 +36,11 @@ std::optional<cluster::Failure> job_failure();
 // the text names with its address, or this rank; none if ranks disagree (invalid_argument).
 void report_failure(const cluster::Failure& failure);
 
+// Tells all ranks of the job that this one has failed: "rank 1 failed: REASON", an AbortedError in
+// every group that holds this rank. Waits up to a second until they know. Nothing in a process that
+// has not joined a job.
+void abort_job(const std::string& reason);
+
 // Where the ranks of a job are, and what moves data between them.
 struct JobLayout {
   struct Place {

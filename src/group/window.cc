@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/log.h"
 #include "base/spin.h"
@@ -22,6 +23,8 @@ using std::chrono::nanoseconds;
 
 // How long a sleeper sleeps before it looks whether all others are still there.
 constexpr nanoseconds kNap = std::chrono::milliseconds(20);
+// How long the job may take to tell why a process ended that is gone.
+constexpr nanoseconds kReason = std::chrono::milliseconds(300);
 
 // Who yields to a thread that computes gets the core back only when that one's slice is over; who
 // sleeps gets it back when woken. So a yield of this length is the last one for a while: a short
@@ -201,7 +204,13 @@ void Window::check_ranks(const std::string& during) {
     const std::string loss = members_->loss(r);
     if (loss.empty()) continue;
     check();  // the lost one may have said why before it went
-    if (!blocks_[size_t(r)]->left.load())
+    if (blocks_[size_t(r)]->left.load()) continue;
+    // Or it may have told the coordination service, which also knows soon if it did not.
+    std::optional<cluster::Failure> failure = members_->failure();
+    for (const auto until = Clock::now() + kReason; alarm_ && !failure && Clock::now() < until;
+         failure = members_->failure())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!failure || failure->code != ErrorCode::aborted)
       fail(ErrorCode::unavailable,
            fmt::format("{}: {} {}; {}", during, name_of(r), loss, progress(r)));
   }

@@ -310,6 +310,22 @@ TEST(Deadline, OfZeroIsNone) {
   EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
 }
 
+TEST(Abort, ReachesEveryRankWithItsReason) {
+  for (const World& world : kWorlds) {
+    const Groups groups = world.make(3);
+    on_ranks(groups, [](const Group& group) { group.barrier(kLong); });
+    const auto errors = errors_on_ranks(groups, [](const Group& group) {
+      if (group.rank() == 1) group.abort("bad pixel in image 42");
+      std::vector<float> data(4);
+      if (group.rank() == 2) group.recv(data, 0, 0, kLong);  // which waits, too
+      group.all_reduce(data, ReduceOp::SUM, kLong);
+    });
+    expect_everywhere(errors, ErrorCode::aborted, {"rank 1 failed: bad pixel in image 42"});
+    const auto later = errors_on_ranks(groups, [](const Group& group) { group.barrier(kLong); });
+    expect_everywhere(later, ErrorCode::aborted, {"rank 1 failed: bad pixel in image 42"});
+  }
+}
+
 // C263: after 1, 7 and 11 operations.
 TEST(Failure, AfterSomeOperationsReachesEveryRank) {
   for (const int after : {1, 7, 11}) {

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -311,15 +312,68 @@ def the_last_line_names_the_rank_that_left_early(options):
                 check(run.returncode == code, f"{backend}: exits with {run.returncode}: {job.story()}")
 
 
-CASES = [joins_under_tutti_run, lines_come_when_they_are_printed, a_crash_loses_no_line,
-         the_last_line_names_the_rank_that_left_early, joins_without_a_launcher, a_lone_process_is_a_group_of_one,
-         two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame, workers_are_watched_while_they_compute,
-         groups_are_made_and_left_many_times,
-         tensors_outlive_their_group,
-         bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
-         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,
-         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it, timelines_of_ranks_become_one,
-         the_clocks_of_timelines_are_brought_together]
+def fail(options, how, backend, environment=None, prefix=()):
+    """A job of three whose rank 1 fails: its output, its exit code, and the errors of the others."""
+    with Job(options) as job:
+        command = [*prefix, job.program("launch_worker"), "fail", str(how)]
+        run = job.launch(3, command, {"TUTTI_BACKEND": backend, **(environment or {})})
+        job.wait_for_end()
+        job.expect_nothing_left()
+        return job.output(run), run.returncode, job.find("error")
+
+
+def an_exception_that_ends_a_rank_reaches_the_others(options):
+    pixel = "bad pixel in image 42"
+    for how, text, code in ((0, pixel, 1), (1, pixel, 9), (2, pixel, 1), (3, "an exception of type int", 1)):
+        for backend in backends(options):
+            output, returned, errors = fail(options, how, backend)
+            what = f"case {how}, {backend}: {output}"
+            check([event.subject for event in errors] == ["AbortedError"] * 2, f"{errors}, {what}")
+            check(all(f"rank 1 failed: {text}" in event.text for event in errors), f"{errors}, {what}")
+            check(returned == code, f"exits with {returned}, {what}")
+            last = output.strip().splitlines()[-1]
+            check(re.fullmatch(rf"tutti run: rank 1 \(pid \d+\) failed: {text}", last), what)
+            said = "the program's own handler" if how == 1 else f"rank 1 failed: {text}"
+            check(f"[1] {said}\n" in output and "terminate called" not in output, what)
+            check(how == 2 or "[1] unfinished\n" in output, f"output is lost, {what}")
+
+
+def an_exception_leaves_a_core_dump_if_they_are_on(options):
+    if os.geteuid() and not resource.getrlimit(resource.RLIMIT_CORE)[1]:
+        return "skipped: core dumps cannot be turned on"
+    # Less than a page, so that no file is written.
+    output, code, errors = fail(options, 0, "shm", prefix=["sh", "-c", "ulimit -c 1; exec \"$@\"", "sh"])
+    check(code == 128 + signal.SIGABRT and "[1] rank 1 failed: bad pixel in image 42\n" in output, f"{code}: {output}")
+    check(all(event.subject == "AbortedError" for event in errors), errors)
+
+
+def group_abort_ends_the_job_with_its_reason(options):
+    for backend in backends(options):
+        output, code, errors = fail(options, 4, backend)
+        check([event.subject for event in errors] == ["AbortedError"] * 3, f"{backend}: {errors}, {output}")
+        check(all("rank 1 failed: bad pixel in image 42" in event.text for event in errors), f"{backend}: {errors}")
+        check(code == 3, f"{backend} exits with {code}: {output}")
+        check(re.search(r"\ntutti run: rank 1 \(pid \d+\) failed: bad pixel in image 42\n$", output), output)
+
+
+def an_exception_without_a_launcher_aborts(options):
+    with Job(options) as job:
+        started = job.start_directly(3, [job.program("launch_worker"), "fail", "0"])
+        job.wait_for_end()
+        check([process.returncode for process in started] == [3, -signal.SIGABRT, 3], job.story())
+        check("terminate called after throwing" in job.output(started[1]), job.story())
+        check(all(event.subject == "UnavailableError" for event in job.find("error")), job.story())
+
+
+CASES = [an_exception_that_ends_a_rank_reaches_the_others, an_exception_leaves_a_core_dump_if_they_are_on,
+         group_abort_ends_the_job_with_its_reason, an_exception_without_a_launcher_aborts, joins_under_tutti_run,
+         lines_come_when_they_are_printed, a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early,
+         joins_without_a_launcher, a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart,
+         the_end_of_a_chain_is_to_blame, workers_are_watched_while_they_compute, groups_are_made_and_left_many_times,
+         tensors_outlive_their_group, bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error,
+         a_worker_that_never_starts_is_named, a_chief_that_never_starts_is_named, another_token_is_refused,
+         a_port_in_use_is_an_error, a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it,
+         timelines_of_ranks_become_one, the_clocks_of_timelines_are_brought_together]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

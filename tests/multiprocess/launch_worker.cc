@@ -330,6 +330,29 @@ std::string leave_early(int how) {
   return "";
 }
 
+// Rank 1 ends the job while the others wait, by an exception that is not caught, or in another way.
+std::string fail(int how) {
+  if (how == 1)
+    std::set_terminate([] {
+      std::fputs("the program's own handler\n", stderr);
+      _exit(9);
+    });
+  const Group group = Group::from_environment(), other = Group::from_environment();
+  group.barrier();
+  if (group.rank() == 1) {
+    std::printf("unfinished");
+    if (how == 2) flockfile(stdout);
+    if (how == 3) std::thread([] { throw 42; }).join();
+    if (how == 4) {
+      group.abort("bad pixel in image 42");
+      other.barrier();
+    }
+    std::thread([] { throw std::runtime_error("bad pixel in image 42"); }).join();
+  }
+  other.barrier();  // not the group that rank 1 was in last
+  return "";
+}
+
 std::string run(const std::string& name, int argument) {
   if (name == "join") return join();
   if (name == "alone") return alone();
@@ -343,6 +366,7 @@ std::string run(const std::string& name, int argument) {
   if (name == "health") return health();
   if (name == "print") return print(argument);
   if (name == "leave_early") return leave_early(argument);
+  if (name == "fail") return fail(argument);
   throw std::runtime_error("there is no case " + name);
 }
 

@@ -59,7 +59,8 @@ void go_through(const Task& task, const Group& group) {
     if (soaking && step == 0) report_usage("before", rank);
     if (step == moment && task.fault != "skip_last") {
       report("fault", rank, std::to_string(step));
-      if (task.fault == "throw" || task.fault == "leave") throw std::runtime_error(task.fault);
+      if (task.fault == "throw" || task.fault == "leave")
+        throw std::runtime_error("bad pixel in image 42");
       if (task.fault == "skip") continue;
     }
     mixture.run(mixture.step(step), step == moment ? task.twist : Twist::none);
