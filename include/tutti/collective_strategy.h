@@ -26,7 +26,9 @@ struct Roster;
 }
 
 struct CollectiveAllReduceOptions {
-  int num_gpus_per_worker = 0;              // a replica on each; 0: on CPUs
+  // A replica on each; 0: on CPUs. Worker r of a host takes GPUs r * n to r * n + n - 1, modulo
+  // those that it sees.
+  int num_gpus_per_worker = 0;
   int cpu_devices_per_worker = 1;           // logical CPU devices, where there are no GPUs
   CommunicationOptions communication = {};  // for calls that do not set their own
 };
@@ -86,6 +88,8 @@ class CollectiveAllReduceStrategy : public Strategy {
   CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options, detail::Roster roster);
 
  private:
+  void join(const detail::Roster& roster);  // and takes the devices of this worker's local rank
+
   CollectiveAllReduceOptions options_;
   std::unique_ptr<detail::Roster> roster_;
   bool left_ = false;

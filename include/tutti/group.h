@@ -141,6 +141,9 @@ class Group {
 
   int rank() const;
   int size() const;
+  // Among the ranks of the group that are on this rank's host; threads are on one.
+  int local_rank() const;
+  int local_size() const;
   std::string_view backend() const;  // "in_process", "shm", "tcp", "ucx", "mpi"
 
   // The ranks that give the same color become a group, in the order of key, then of rank.

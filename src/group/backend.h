@@ -21,6 +21,7 @@ class Backend {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string address(int rank) const = 0;  // "worker-2:5000"; empty for a thread
+  virtual bool is_local(int rank) const = 0;        // on the same host as this rank
 
   // What is done is the call's; what the ranks must agree on, and what errors speak of, is `what`.
   virtual void run(const Description& what, const detail::GroupCall& call, Patience patience) = 0;

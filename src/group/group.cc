@@ -80,6 +80,8 @@ std::vector<Group> Group::in_process(int n) {
 
 int Group::rank() const { return impl_of(impl_).rank(); }
 int Group::size() const { return impl_of(impl_).size(); }
+int Group::local_rank() const { return impl_of(impl_).local_rank(); }
+int Group::local_size() const { return impl_of(impl_).local_size(); }
 std::string_view Group::backend() const { return impl_of(impl_).backend().name(); }
 
 Group Group::split(int color, int key) const { return Group(impl_of(impl_).split(color, key)); }

@@ -486,6 +486,18 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
   return make(std::move(part), stragglers_.every());
 }
 
+int GroupImpl::local_rank() const {
+  int local = 0;
+  for (int r = 0; r < rank(); ++r) local += backend_->is_local(r);
+  return local;
+}
+
+int GroupImpl::local_size() const {
+  int local = 0;
+  for (int r = 0; r < size(); ++r) local += backend_->is_local(r);
+  return local;
+}
+
 void GroupImpl::abort(const std::string& reason) {
   expect_own_process("abort");
   backend_->poison(ErrorCode::aborted, fmt::format("rank {} failed: {}", rank(), reason));

@@ -53,6 +53,8 @@ class GroupImpl {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int local_rank() const;
+  int local_size() const;
   group::Backend& backend() { return *backend_; }
   // FailedPreconditionError in a child that was forked from a process of the job.
   void expect_own_process(std::string_view operation) const {

@@ -134,8 +134,10 @@ class Job {
     const bool alone =
         settings.backend == "tcp" || settings.backend == "ucx" || settings.backend == "mpi";
     std::string host = settings.host_id.empty() ? this_host() : settings.host_id;
+    const std::string machine = host;
     if (alone) host += fmt::format(" rank {}", membership_.rank);
     nlohmann::json hello = nlohmann::json::parse(shm_hello(host));
+    hello["local"] = machine;
     hello["stragglers"] = settings.stragglers;
     hello["timeline"] = own_timeline;
     hello["backend"] = settings.backend;
@@ -403,6 +405,7 @@ class Job {
     Surroundings around{.rank = membership_.rank,
                         .addresses = membership_.addresses,
                         .hosts = {},
+                        .machines = {},
                         .network = nullptr,
                         .neighbourhood = {},
                         .crowded = false,
@@ -410,7 +413,10 @@ class Job {
                         .failure = [this] { return failure(); },
                         .isolation = [this] { return isolation(); }};
     const size_t me = size_t(membership_.rank);
-    for (const nlohmann::json& hello : parsed) around.hosts.push_back(hello.at("host"));
+    for (const nlohmann::json& hello : parsed) {
+      around.hosts.push_back(hello.at("host"));
+      around.machines.push_back(hello.at("local"));
+    }
     hosts_ = around.hosts;
     // It makes for an operation more, so it must be the same everywhere.
     stragglers_ = parsed[0].at("stragglers");

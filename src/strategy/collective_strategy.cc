@@ -3,6 +3,8 @@
 #include <tutti/compat.h>
 #include <tutti/error.h>
 
+#include <algorithm>
+
 #include "strategy/context.h"
 #include "strategy/workers.h"
 
@@ -13,8 +15,10 @@ namespace {
 using detail::Roster;
 using detail::Workers;
 
-std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options) {
-  const auto take = [](const char* type, const char* option, int count) {
+// Workers of one host take GPUs in turn, modulo those they see: a launcher may show each worker
+// only its own.
+std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options, int local_rank) {
+  const auto take = [](const char* type, const char* option, int count, int turn) {
     std::vector<std::string> names = list_logical_devices(type);
     if (count < 0)
       throw InvalidArgumentError(fmt::format("{} is {}, expected 0 or more", option, count));
@@ -23,12 +27,14 @@ std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options) 
           fmt::format("{} is {}, but this machine has {} logical {} devices; set_logical_devices "
                       "makes more",
                       option, count, names.size(), type));
+    if (count > 0) std::ranges::rotate(names, names.begin() + turn * count % ssize(names));
     names.resize(size_t(count));
     return names;
   };
-  std::vector<std::string> names = take("GPU", "num_gpus_per_worker", options.num_gpus_per_worker);
+  std::vector<std::string> names =
+      take("GPU", "num_gpus_per_worker", options.num_gpus_per_worker, local_rank);
   if (!names.empty()) return names;
-  names = take("CPU", "cpu_devices_per_worker", options.cpu_devices_per_worker);
+  names = take("CPU", "cpu_devices_per_worker", options.cpu_devices_per_worker, 0);
   if (names.empty()) throw InvalidArgumentError("cpu_devices_per_worker is 0, expected 1 or more");
   return names;
 }
@@ -36,7 +42,7 @@ std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options) 
 class CollectiveExtended : public StrategyExtended {
  public:
   explicit CollectiveExtended(const CollectiveAllReduceOptions& options)
-      : StrategyExtended(devices_for(options), nullptr, options.communication) {}
+      : StrategyExtended(devices_for(options, 0), nullptr, options.communication) {}
 };
 
 CollectiveAllReduceOptions all_gpus(const CommunicationOptions& communication) {
@@ -52,7 +58,13 @@ CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllRedu
       options_(options),
       roster_(std::make_unique<Roster>(std::move(roster))) {
   options.communication.validate("CollectiveAllReduceStrategy");
-  extended().join(std::make_shared<Workers>(*roster_, options_.communication));
+  join(*roster_);
+}
+
+void CollectiveAllReduceStrategy::join(const Roster& roster) {
+  auto workers = std::make_shared<Workers>(roster, options_.communication);
+  extended().devices_ = devices_for(options_, workers->group().local_rank());
+  extended().join(std::move(workers));
 }
 
 CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options)
@@ -86,7 +98,7 @@ void CollectiveAllReduceStrategy::configure(const ConfigureOptions& options) {
           "configure: the strategy has {} variables, which the other workers know nothing of; "
           "configure it before the first",
           extended().variables_->load()));
-    extended().join(std::make_shared<Workers>(roster, options_.communication));
+    join(roster);
     *roster_ = std::move(roster);
   }
   if (options.session_config)

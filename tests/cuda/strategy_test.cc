@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <stdexcept>
+#include <thread>
 
 #include "cuda/gpus.h"
 #include "support/expect.h"
@@ -45,6 +46,31 @@ class GpuStrategy : public testing::LogicalGpus<8, ::testing::TestWithParam<size
       results.push_back(testing::on_host(variable.component(i)));
   }
 };
+
+class GpuWorkers : public testing::LogicalGpus<8> {};
+
+TEST_F(GpuWorkers, TakeTheGpusOfTheirLocalRank) {
+  const size_t visible = list_logical_devices("GPU").size();
+  for (const size_t each : {size_t(1), size_t(3), visible}) {
+    std::vector<Group> groups = Group::in_process(8);
+    std::vector<std::vector<std::string>> taken(groups.size());
+    std::vector<float> sums(groups.size());
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < groups.size(); ++r)
+      threads.emplace_back([&, r] {
+        CollectiveAllReduceStrategy strategy(groups[r], {.num_gpus_per_worker = int(each)});
+        taken[r] = strategy.extended().worker_devices();
+        const auto ones = strategy.run([](ReplicaContext&) { return Tensor::scalar<float>(1); });
+        sums[r] = strategy.reduce(ReduceOp::SUM, ones).item<float>();
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (size_t r = 0; r < groups.size(); ++r) {
+      ASSERT_EQ(taken[r].size(), each);
+      for (size_t i = 0; i < each; ++i) EXPECT_EQ(taken[r][i], gpu((r * each + i) % visible));
+      EXPECT_EQ(sums[r], float(8 * each));
+    }
+  }
+}
 
 TEST_P(GpuStrategy, RunsOnItsDevices) {
   MirroredStrategy strategy(devices("GPU", GetParam()));

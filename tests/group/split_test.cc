@@ -32,6 +32,23 @@ TEST_P(Split, PutsTheSameColorsTogether) {
   });
 }
 
+TEST(LocalRank, CountsTheRanksOfTheGroupOnTheSameHost) {
+  on_ranks(Group::in_process(3), [](const Group& group) {
+    EXPECT_EQ(group.local_rank(), group.rank());
+    EXPECT_EQ(group.local_size(), 3);
+  });
+  // Hosts 0 0 0 1 1 1 1; of the odd ranks 0 1 1, in reverse order.
+  on_ranks(on_hosts(7, [](int rank) { return rank / 3 ? 1 : 0; }), [](const Group& group) {
+    const int rank = group.rank();
+    EXPECT_EQ(group.local_rank(), rank < 3 ? rank : rank - 3);
+    EXPECT_EQ(group.local_size(), rank < 3 ? 3 : 4);
+    const Group part = group.split(rank % 2, -rank);
+    if (rank % 2 == 0) return;
+    EXPECT_EQ(part.local_rank(), rank == 3 ? 1 : 0);
+    EXPECT_EQ(part.local_size(), rank == 1 ? 1 : 2);
+  });
+}
+
 TEST_P(Split, OrdersByKeyThenByRank) {
   on_ranks(groups, [&](const Group& group) {
     const Group reversed = group.split(-7, -group.rank());

@@ -365,15 +365,25 @@ def an_exception_without_a_launcher_aborts(options):
         check(all(event.subject == "UnavailableError" for event in job.find("error")), job.story())
 
 
-CASES = [an_exception_that_ends_a_rank_reaches_the_others, an_exception_leaves_a_core_dump_if_they_are_on,
-         group_abort_ends_the_job_with_its_reason, an_exception_without_a_launcher_aborts, joins_under_tutti_run,
-         lines_come_when_they_are_printed, a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early,
-         joins_without_a_launcher, a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart,
-         the_end_of_a_chain_is_to_blame, workers_are_watched_while_they_compute, groups_are_made_and_left_many_times,
-         tensors_outlive_their_group, bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error,
-         a_worker_that_never_starts_is_named, a_chief_that_never_starts_is_named, another_token_is_refused,
-         a_port_in_use_is_an_error, a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it,
-         timelines_of_ranks_become_one, the_clocks_of_timelines_are_brought_together]
+def local_ranks_are_those_of_the_host(options):
+    for backend in backends(options):
+        with Job(options) as job:
+            job.launch(3, [job.program("launch_worker"), "local"], {"TUTTI_BACKEND": backend})
+            finish(job, 3)
+            said = sorted(event.text for event in job.find("ok"))
+            check(said == ["0 of 3", "1 of 3", "2 of 3"], f"{backend}: {said}")
+
+
+CASES = [local_ranks_are_those_of_the_host, an_exception_that_ends_a_rank_reaches_the_others,
+         an_exception_leaves_a_core_dump_if_they_are_on, group_abort_ends_the_job_with_its_reason,
+         an_exception_without_a_launcher_aborts, joins_under_tutti_run, lines_come_when_they_are_printed,
+         a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early, joins_without_a_launcher,
+         a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame,
+         workers_are_watched_while_they_compute, groups_are_made_and_left_many_times, tensors_outlive_their_group,
+         bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
+         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,
+         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it, timelines_of_ranks_become_one,
+         the_clocks_of_timelines_are_brought_together]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

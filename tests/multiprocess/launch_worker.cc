@@ -41,6 +41,12 @@ std::string join() {
          std::to_string(group.size());
 }
 
+std::string local() {
+  const Group group = Group::from_environment();
+  group.barrier();
+  return std::to_string(group.local_rank()) + " of " + std::to_string(group.local_size());
+}
+
 std::string alone() {
   const Group group = Group::from_environment();
   require(group.rank() == 0 && group.size() == 1, "not alone");
@@ -355,6 +361,7 @@ std::string fail(int how) {
 
 std::string run(const std::string& name, int argument) {
   if (name == "join") return join();
+  if (name == "local") return local();
   if (name == "alone") return alone();
   if (name == "alternate") return alternate();
   if (name == "chain") return chain();

@@ -14,7 +14,8 @@ namespace tutti::group {
 struct Surroundings {
   int rank;                            // in the job
   std::vector<std::string> addresses;  // of all ranks, for errors
-  std::vector<std::string> hosts;      // the name of each rank's host
+  std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
+  std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
   std::shared_ptr<Network> network;
   // Of the ranks on this host, in their order; empty where there is no other.
   Neighbourhood neighbourhood;
@@ -53,6 +54,10 @@ class NetworkBackend : public Backend {
   int rank() const override { return wire_.rank(); }
   int size() const override { return wire_.size(); }
   std::string address(int rank) const override { return wire_.members().address(rank); }
+  bool is_local(int rank) const override {
+    const std::vector<std::string>& machines = surroundings_->machines;
+    return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(surroundings_->rank)];
+  }
   void run(const Description& what, const detail::GroupCall& call, Patience patience) override;
   void all_reduce(const Description& what, const LeafReduction& reduction,
                   Patience patience) override;

@@ -23,6 +23,7 @@ class WindowBackend : public Backend {
   int rank() const override { return window_.rank(); }
   int size() const override { return window_.size(); }
   std::string address(int rank) const override { return window_.members().address(rank); }
+  bool is_local(int) const override { return true; }
   void run(const Description& what, const detail::GroupCall& call, Patience patience) override {
     algorithms_.run(what, call, patience);
   }
