@@ -1,12 +1,16 @@
 #include "cross_device/choose.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <tutti/cross_device_ops.h>
 #include <tutti/error.h>
 
 #include <algorithm>
 #include <set>
 
+#include "base/settings.h"
 #include "device/gpu.h"
+#include "group/nccl.h"
 
 namespace tutti {
 
@@ -62,7 +66,15 @@ std::unique_ptr<CrossDeviceOps> choose_the_best(const std::vector<std::string>& 
   std::vector<std::string> types;
   for (const std::string& name : devices)
     types.push_back(device::find(name, "choose_the_best").type());
-  const cross_device::Choice choice = cross_device::choose(types, links_between_gpus(types));
+  cross_device::Choice choice = cross_device::choose(types, links_between_gpus(types));
+  if (base::settings().backend == "nccl") {
+    group::expect_nccl_if_required();
+    if (choice.algorithm == "reduction_to_one_device")
+      throw UnavailableError(fmt::format(
+          "TUTTI_BACKEND=nccl: not all of {} are GPUs; name GPUs only, or unset TUTTI_BACKEND",
+          fmt::join(devices, ", ")));
+    choice = {"nccl", 1};
+  }
   if (choice.algorithm == "reduction_to_one_device")
     return std::make_unique<ReductionToOneDevice>();
   return std::make_unique<AllReduceCrossDeviceOps>(choice.algorithm, choice.num_packs);

@@ -30,6 +30,7 @@
 #include "group/backends/shm.h"
 #include "group/clocks.h"
 #include "group/interfaces.h"
+#include "group/nccl.h"
 #include "group/terminate.h"
 #include "observe/timeline.h"
 
@@ -147,6 +148,7 @@ class Job {
     std::vector<nlohmann::json> parsed;
     for (const std::string& text : hellos) parsed.push_back(nlohmann::json::parse(text));
     try {
+      expect_nccl_if_required();
       look_around(hellos, parsed);
       align_timelines(parsed);
     } catch (const Error& error) {
@@ -694,7 +696,10 @@ Job& this_job(const Membership& membership) {
 }  // namespace
 
 JobGroup join(const std::optional<Membership>& membership, const std::string& purpose) {
-  if (!membership) return {std::move(make_in_process(1)[0]), 0};
+  if (!membership) {
+    expect_nccl_if_required();
+    return {std::move(make_in_process(1)[0]), 0};
+  }
   if (const auto failure = failure_of_child()) throw_error(failure->code, failure->text);
   std::lock_guard lock(job_mutex);
   Job& job = this_job(*membership);

@@ -66,6 +66,9 @@ struct NcclModule {
 const NcclModule* nccl_module();
 const std::string& why_no_nccl();
 
+// With TUTTI_BACKEND=nccl, UnavailableError in a process that has no GPU or no NCCL.
+void expect_nccl_if_required();
+
 // For tests: used in place of the module. To be called before anybody asks for it.
 void set_nccl_module(const NcclModule& module);
 

@@ -71,6 +71,17 @@ const NcclModule* nccl_module() { return loaded().module; }
 const std::string& why_no_nccl() { return loaded().why_none; }
 void set_nccl_module(const NcclModule& module) { stand_in = &module; }
 
+void expect_nccl_if_required() {
+  if (base::settings().backend != "nccl") return;
+  const std::string why = !device::cuda_module()
+                              ? "this process has no GPU: " + device::why_no_gpus()
+                          : !nccl_module() ? why_no_nccl()
+                                           : "";
+  if (!why.empty())
+    throw UnavailableError(fmt::format(
+        "TUTTI_BACKEND=nccl: {}; unset TUTTI_BACKEND to move data in host memory", why));
+}
+
 const Gpus& gpus() {
   static const Gpus* const all = [] {
     const device::CudaModule* const cuda = device::cuda_module();

@@ -410,5 +410,16 @@ TEST_F(Nccl, IsRequiredWhereTheSettingSaysSo) {
   EXPECT_EQ(testing::run_program("TUTTI_BACKEND=", "nccl").status, 0);
 }
 
+TEST_F(Nccl, WithoutAGpuIsAnErrorWhereTheSettingSaysSo) {
+  for (const char* what : {"mirrored", "group"}) {
+    const auto result = testing::run_program("CUDA_VISIBLE_DEVICES= TUTTI_BACKEND=nccl", what);
+    EXPECT_EQ(result.status, 3) << what;
+    EXPECT_THAT(result.output,
+                HasSubstr("Unavailable: TUTTI_BACKEND=nccl: this process has no GPU: "));
+    EXPECT_THAT(result.output, HasSubstr("; unset TUTTI_BACKEND to move data in host memory"));
+    EXPECT_EQ(testing::run_program("TUTTI_BACKEND=", what).status, 0) << what;
+  }
+}
+
 }  // namespace
 }  // namespace tutti

@@ -21,6 +21,14 @@ int main(int, char** argv) {
       NcclAllReduce().reduce(ReduceOp::SUM, floats, floats);
       return 0;
     }
+    if (what == "mirrored") {
+      MirroredStrategy({"/cpu:0", "/cpu:1"});
+      return 0;
+    }
+    if (what == "group") {
+      Group::from_environment();
+      return 0;
+    }
     if (what == "sparse") {  // six rows of a tensor of two
       const std::vector<Group> ranks = Group::in_process(2);
       std::vector<std::thread> threads;
