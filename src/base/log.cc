@@ -38,7 +38,7 @@ spdlog::logger& logger() {
   static spdlog::logger* const instance = [] {
     auto* l = new spdlog::logger("tutti", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     l->set_pattern("%^tutti: %l:%$ %v");
-    l->set_level(spdlog::level::from_str(settings().log_level));
+    l->set_level(spdlog::level::from_str(read_settings().log_level));
     return l;
   }();
   return *instance;

@@ -4,10 +4,17 @@
 #include <tutti/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <string_view>
+#include <utility>
+
+#include "base/log.h"
+
+extern char** environ;
 
 namespace tutti::base {
 
@@ -91,7 +98,48 @@ std::string one_of(const char* name, std::initializer_list<std::string_view> all
   return std::string(value);
 }
 
+// Characters to insert, to leave out or to replace.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j)
+      diagonal = std::exchange(
+          row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
+  }
+  return row.back();
+}
+
+// Variables that are read elsewhere: by the library under tutti run, and by tests.
+bool is_known(std::string_view name) {
+  constexpr std::string_view kOthers[] = {"TUTTI_LAUNCHER", "TUTTI_LONG_TESTS", "TUTTI_SOAK"};
+  return std::ranges::find(kDocs, name, &SettingDoc::name) != std::end(kDocs) ||
+         std::ranges::find(kOthers, name) != std::end(kOthers) || name.starts_with("TUTTI_TEST_");
+}
+
+// The workers of tutti run have the same variables: the first speaks for all.
+bool speaks() {
+  const char* const rank = std::getenv("RANK");
+  return !std::getenv("TUTTI_LAUNCHER") || !rank || std::string_view(rank) == "0";
+}
+
 }  // namespace
+
+std::vector<std::string> unknown_settings() {
+  std::vector<std::string> found;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view whole = *entry, name = whole.substr(0, whole.find('='));
+    if (!name.starts_with("TUTTI_") || is_known(name)) continue;
+    const auto distance = [&](const SettingDoc& doc) { return edit_distance(name, doc.name); };
+    const SettingDoc& nearest = *std::ranges::min_element(kDocs, {}, distance);
+    const bool near = distance(nearest) <= 3;
+    found.push_back(fmt::format(
+        "{} is not a setting and has no effect; {}", name,
+        near ? fmt::format("did you mean {}?", nearest.name) : "tutti info lists the settings"));
+  }
+  return found;
+}
 
 std::span<const SettingDoc> setting_docs() { return kDocs; }
 
@@ -120,6 +168,9 @@ Settings read_settings() {
 
 const Settings& settings() {
   static const Settings instance = read_settings();
+  static std::atomic<bool> checked{false};
+  if (!checked.load(std::memory_order_relaxed) && !checked.exchange(true) && speaks()) [[unlikely]]
+    for (const std::string& text : unknown_settings()) log(LogLevel::warning, text);
   return instance;
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace tutti::base {
 
@@ -31,11 +32,14 @@ struct Settings {
 };
 
 // The settings of this process, read from the environment on the first call. InvalidArgumentError,
-// naming the variable, where a value cannot be understood.
+// naming the variable, where a value cannot be understood. Warns then of unknown_settings().
 const Settings& settings();
 
 // Reads the environment afresh.
 Settings read_settings();
+
+// A text for each variable in the environment that looks like a setting and is none.
+std::vector<std::string> unknown_settings();
 
 struct SettingDoc {
   const char* name;

@@ -85,6 +85,27 @@ TEST_F(SettingsTest, ABadValueIsAnErrorThatNamesItsVariable) {
     EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value, with(name, value));
 }
 
+TEST_F(SettingsTest, AMisspelledNameIsAnsweredWithTheNearest) {
+  const auto unknown = [](const char* name) {
+    setenv(name, "1", 1);
+    const std::vector<std::string> found = unknown_settings();
+    unsetenv(name);
+    return found;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(unknown("TUTTI_TIMOUT"),
+              ElementsAre("TUTTI_TIMOUT is not a setting and has no effect; did you mean "
+                          "TUTTI_TIMEOUT?"));
+  EXPECT_THAT(unknown("TUTTI_BACKENDS"), ElementsAre(HasSubstr("mean TUTTI_BACKEND?")));
+  EXPECT_THAT(unknown("TUTTI_HEARTBEAT_TIMEOUTS"),
+              ElementsAre(HasSubstr("mean TUTTI_HEARTBEAT_TIMEOUT?")));
+  EXPECT_THAT(unknown("TUTTI_COMPRESSION"),
+              ElementsAre("TUTTI_COMPRESSION is not a setting and has no effect; tutti info lists "
+                          "the settings"));
+  for (const char* known : {"TUTTI_TIMEOUT", "TUTTI_LAUNCHER", "TUTTI_TEST_ANYTHING"})
+    EXPECT_THAT(unknown(known), ElementsAre()) << known;
+}
+
 // A positive patience that is too short to count must not turn into the 0 that means "forever".
 TEST_F(SettingsTest, ATinyTimeoutIsNotForever) {
   EXPECT_GT(with("TUTTI_TIMEOUT", "1e-10").timeout, 0ns);

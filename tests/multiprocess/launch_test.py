@@ -387,16 +387,25 @@ def a_backend_that_cannot_be_had_is_an_error(options):
             expect_error(job, kind, *words)
 
 
-CASES = [a_backend_that_cannot_be_had_is_an_error, local_ranks_are_those_of_the_host,
-         an_exception_that_ends_a_rank_reaches_the_others, an_exception_leaves_a_core_dump_if_they_are_on,
-         group_abort_ends_the_job_with_its_reason, an_exception_without_a_launcher_aborts, joins_under_tutti_run,
-         lines_come_when_they_are_printed, a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early,
-         joins_without_a_launcher, a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart,
-         the_end_of_a_chain_is_to_blame, workers_are_watched_while_they_compute, groups_are_made_and_left_many_times,
-         tensors_outlive_their_group, bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error,
-         a_worker_that_never_starts_is_named, a_chief_that_never_starts_is_named, another_token_is_refused,
-         a_port_in_use_is_an_error, a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it,
-         timelines_of_ranks_become_one, the_clocks_of_timelines_are_brought_together]
+def a_misspelled_setting_is_warned_of_once(options):
+    with Job(options) as job:
+        run = job.launch(3, [job.program("launch_worker"), "join"], {"TUTTI_TIMOUT": "3", "TUTTI_TEST_X": "1"})
+        finish(job, 3)
+        warnings = [line for line in job.output(run).splitlines() if line.startswith("[") and "not a setting" in line]
+        check(len(warnings) == 1 and "TUTTI_TIMOUT" in warnings[0] and "mean TUTTI_TIMEOUT?" in warnings[0], warnings)
+
+
+CASES = [a_misspelled_setting_is_warned_of_once, a_backend_that_cannot_be_had_is_an_error,
+         local_ranks_are_those_of_the_host, an_exception_that_ends_a_rank_reaches_the_others,
+         an_exception_leaves_a_core_dump_if_they_are_on, group_abort_ends_the_job_with_its_reason,
+         an_exception_without_a_launcher_aborts, joins_under_tutti_run, lines_come_when_they_are_printed,
+         a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early, joins_without_a_launcher,
+         a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame,
+         workers_are_watched_while_they_compute, groups_are_made_and_left_many_times, tensors_outlive_their_group,
+         bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
+         a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,
+         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it, timelines_of_ranks_become_one,
+         the_clocks_of_timelines_are_brought_together]
 
 if __name__ == "__main__":
     parser = arguments(__doc__)
