@@ -45,6 +45,7 @@ struct Dense {
   std::optional<Destinations> destinations = {};  // where the output goes in the end
   std::vector<const void*> from = {};
   std::vector<void*> to = {};
+  int64_t number = 0;  // among the values of the call
 };
 
 Device& host_device() {
@@ -164,8 +165,8 @@ struct CollectiveAllReduce::State {
       Dense& dense = values[i];
       for (const Tensor& input : dense.inputs) dense.from.push_back(input.const_data());
       for (const Tensor& output : dense.outputs) dense.to.push_back(TensorAccess::data(output));
-      pieces.push_back(
-          {dense.from, dense.to, dense.inputs[0].num_elements(), dense.inputs[0].dtype()});
+      pieces.push_back({dense.from, dense.to, dense.inputs[0].num_elements(),
+                        dense.inputs[0].dtype(), &dense.inputs[0].shape(), dense.number});
       bytes.push_back(int64_t(dense.inputs[0].num_bytes()));
     }
     auto packs = cross_device::group_by_bytes(bytes, bytes_per_pack);
@@ -305,6 +306,7 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
     }
     Dense next = make_dense(op, value, destinations, state_->devices[0]->card());
     const size_t kind = kind_of(value, next.card);
+    next.number = int64_t(places.size() + sparse.size());
     places.emplace_back(kind, dense[kind].size());
     dense[kind].push_back(std::move(next));
   }

@@ -349,8 +349,12 @@ void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& 
       from.push_back(to);
     }
     outputs.push_back(take(size_t(piece.count) * size_of(result_dtype(reduction.op, piece.dtype))));
-    pieces.push_back(
-        {from, {&outputs.back(), size_t(piece.outputs.empty() ? 0 : 1)}, piece.count, piece.dtype});
+    pieces.push_back({from,
+                      {&outputs.back(), size_t(piece.outputs.empty() ? 0 : 1)},
+                      piece.count,
+                      piece.dtype,
+                      piece.shape,
+                      piece.number});
   }
   wait_for_card(operation.card);
   backend_.all_reduce(operation.what, {pieces, reduction.owners, reduction.op}, operation.patience);

@@ -379,8 +379,11 @@ struct TensorList {
       outputs.push_back(memory.data);
     }
     for (size_t i = 0; i < tensors.size(); ++i)
-      pieces.push_back(
-          {{&inputs[i], 1}, {&outputs[i], 1}, tensors[i].num_elements(), tensors[i].dtype()});
+      pieces.push_back({{&inputs[i], 1},
+                        {&outputs[i], 1},
+                        tensors[i].num_elements(),
+                        tensors[i].dtype(),
+                        &tensors[i].shape()});
     for (int r = 0; r < size; ++r) owners.push_back(r);
     what.place = place_of(card, options);
     check_apart_from_each_other();

@@ -24,10 +24,11 @@ enum class Lane : uint32_t { greeting, data, results, head, message, notice };
 
 class Network {
  public:
-  // A word to all of a group: it has failed, somebody leaves it, or is about to give up on another.
+  // A word to all of a group: it has failed, somebody leaves it, is about to give up on another, or
+  // shows the list that the others disagree with.
   // A probe is of no group; the network of its receiver replies.
   struct Notice {
-    enum class Kind : uint32_t { failure, farewell, waiting, probe, reply };
+    enum class Kind : uint32_t { failure, farewell, waiting, probe, reply, list };
     uint32_t group = 0;
     Kind kind = Kind::failure;
     ErrorCode code = ErrorCode::internal;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace tutti::group {
 
@@ -35,7 +36,8 @@ struct Description {
   static constexpr uint64_t kGpus = 0x67707573'67707573;
 
   uint64_t hash() const;
-  std::string to_string() const;  // "float32[3, 2], SUM"
+  // "float32[3, 2], SUM"; of a list, in brief only its length.
+  std::string to_string(bool in_brief = false) const;
   friend bool operator==(const Description&, const Description&) = default;
 };
 
@@ -45,7 +47,29 @@ struct Piece {
   std::span<void* const> outputs;  // of this rank; each is one of the inputs, or apart from all
   int64_t count;
   DType dtype;
+  const Shape* shape = nullptr;  // for errors; null: [count]
+  int64_t number = -1;           // in the caller's list; -1: its place among the pieces
 };
+
+// A tensor of a list, as ranks show it to each other once they know that their lists differ. Plain
+// bytes.
+struct ListedTensor {
+  int64_t number;
+  int64_t count;
+  DType dtype;
+  uint32_t rank;  // of the shape; more than extents holds: only the count is known
+  std::array<int64_t, 3> extents;
+
+  std::string to_string() const;  // "float32[3, 2]"
+  friend bool operator==(const ListedTensor&, const ListedTensor&) = default;
+};
+std::vector<ListedTensor> listed(std::span<const Piece> pieces, size_t at_most);
+
+// "tensor 2 is float32[3] on rank 0 and float32[4] on rank 1"; empty if none differs.
+std::string first_difference(const std::string& one, std::vector<ListedTensor> ones,
+                             const std::string& other, std::vector<ListedTensor> others);
+// Whether two ranks that disagree may have lists to compare.
+bool are_lists(const Description& one, const Description& other);
 
 // A reduction over leaves. Leaf i belongs to rank owners[i]; a rank may have any number of them.
 struct LeafReduction {
@@ -71,8 +95,10 @@ constexpr std::chrono::nanoseconds kSilence = std::chrono::milliseconds(400);
 // The words of errors: "all_reduce #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
 std::string described(const Description& what, uint64_t number);
 std::string seconds(std::chrono::nanoseconds time);
+// `difference`: that of their lists, if it is known.
 std::string disagreement(uint64_t number, const std::string& one, const Description& ones,
-                         const std::string& other, const Description& others);
+                         const std::string& other, const Description& others,
+                         const std::string& difference = "");
 
 inline uint64_t mixed(uint64_t a, uint64_t b) {
   const unsigned __int128 product =

@@ -23,7 +23,7 @@ using std::chrono::nanoseconds;
 
 // How long a sleeper sleeps before it looks whether all others are still there.
 constexpr nanoseconds kNap = std::chrono::milliseconds(20);
-// How long the job may take to tell why a process ended that is gone.
+// How long the job may take to tell why a process ended that is gone, and a rank to show its list.
 constexpr nanoseconds kReason = std::chrono::milliseconds(300);
 
 // Who yields to a thread that computes gets the core back only when that one's slice is over; who
@@ -101,10 +101,11 @@ Window::~Window() {
   for (Block* block : blocks_) block->gone.fetch_add(1);
 }
 
-void Window::begin(const Description& what, Patience patience) {
+void Window::begin(const Description& what, Patience patience, std::span<const Piece> list) {
   if (blocks_[0]->poison.state.load(std::memory_order_relaxed) != 0) check();
   waiting_ = {patience};
   what_ = what;
+  list_ = list;
   hash_ = what.hash();
   if (alarm_ && alarm_->load(std::memory_order_relaxed))
     if (const auto failure = members_->failure())
@@ -138,11 +139,32 @@ void Window::disagree(int other) {
   // Only the first phase of an operation can bring this, so its description is in this phase's
   // place.
   const Description& theirs = blocks_[size_t(other)]->descriptions[phase_ & 1];
+  const std::string difference = compare_lists(other, theirs);
   // All ranks say it in the same way, whoever finds it first.
   const bool first = rank_ < other;
   fail(ErrorCode::invalid_argument,
-       first ? disagreement(number_, name_of(rank_), what_, name_of(other), theirs)
-             : disagreement(number_, name_of(other), theirs, name_of(rank_), what_));
+       first ? disagreement(number_, name_of(rank_), what_, name_of(other), theirs, difference)
+             : disagreement(number_, name_of(other), theirs, name_of(rank_), what_, difference));
+}
+
+// Every rank disagrees with some other in this phase, so none reads the areas of it any more: they
+// are free for the lists.
+std::string Window::compare_lists(int other, const Description& theirs) {
+  constexpr size_t kMost = kArea / sizeof(ListedTensor);
+  if (list_.empty() || !are_lists(what_, theirs)) return {};
+  Block &mine = *blocks_[size_t(rank_)], &others = *blocks_[size_t(other)];
+  const std::vector<ListedTensor> list = listed(list_, kMost);
+  std::memcpy(mine.areas[phase_ & 1], list.data(), list.size() * sizeof(ListedTensor));
+  mine.listed.store(phase_);
+  for (const auto until = Clock::now() + kReason; others.listed.load() != phase_;) {
+    check();
+    if (Clock::now() > until) return {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::vector<ListedTensor> shown(std::min<size_t>(theirs.tensors, kMost));
+  std::memcpy(shown.data(), others.areas[phase_ & 1], shown.size() * sizeof(ListedTensor));
+  return rank_ < other ? first_difference(name_of(rank_), list, name_of(other), shown)
+                       : first_difference(name_of(other), shown, name_of(rank_), list);
 }
 
 void Window::wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const {

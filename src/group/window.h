@@ -103,6 +103,7 @@ struct Block {
   std::atomic<uint32_t>
       gone;  // ranks that will never look here again; with all of them, it is free
   std::atomic<uint32_t> touching;  // this rank works on the memory of others
+  std::atomic<uint32_t> listed;    // the phase whose area holds a list instead of data
   // The rank that each of this rank's threads sleeps for, and 1 more; 0: none; kElsewhere: one that
   // is not in the window. In a collective, a send, a recv.
   static constexpr uint32_t kElsewhere = UINT32_MAX;
@@ -128,7 +129,8 @@ class Window {
   uint64_t operation() const { return number_; }
 
   // A new operation, which all ranks must describe alike. Throws where the group has failed.
-  void begin(const Description& what, Patience patience);
+  // `list`: the tensors that errors speak of.
+  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
 
   // Where to put up to `bytes` for the next phase, and what `rank` has shown in this one.
   std::byte* mine(size_t bytes) { return place(rank_, phase_ + 1, bytes); }
@@ -199,6 +201,7 @@ class Window {
   }
   Channel& channel(int from, int to) const { return blocks_[size_t(from)]->to(to); }
   [[noreturn]] void disagree(int other);
+  std::string compare_lists(int other, const Description& theirs);
   void await(Wait& wait);
   bool yield_until(auto over);
   void look_around(Wait& wait);
@@ -221,6 +224,7 @@ class Window {
   uint64_t sent_ = 0, received_ = 0;
   uint32_t phase_ = 0;
   Description what_;
+  std::span<const Piece> list_;  // of the operation
   uint64_t hash_ = what_.hash();
   Waiting waiting_{};
   std::vector<std::vector<Message>> unclaimed_;  // messages by sender, received before their turn

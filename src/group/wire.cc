@@ -35,6 +35,9 @@ constexpr nanoseconds kAgain = milliseconds(100);
 // Who disagrees with one rank hears the others, too, before it says so; not all may be coming.
 constexpr nanoseconds kSettle = milliseconds(500);
 
+// Tensors of a list that ranks show each other when their lists differ: in a notice, and in all.
+constexpr size_t kListedAtOnce = 64, kMostListed = 4096;
+
 constexpr size_t kData = 128;  // where a greeting's data begins
 
 Waiting waiting_between_hosts(Patience patience) {
@@ -70,6 +73,7 @@ Wire::Wire(WireGroup group, std::shared_ptr<Network> network,
                                                              (kData + kMostTold))),
       left_(group_.ranks.size()),
       waits_(group_.ranks.size()),
+      lists_(group_.ranks.size()),
       heard_(group_.ranks.size()),
       unclaimed_(group_.ranks.size()) {
   static_assert(sizeof(Greeting) <= kData);
@@ -97,6 +101,11 @@ void Wire::hear(int from, const Network::Notice& notice) {
     left_[peer] = Clock::now();
   } else if (notice.kind == Network::Notice::Kind::waiting) {
     waits_[peer] = notice.culprit == outer(rank()) ? std::nullopt : std::optional(Clock::now());
+  } else if (notice.kind == Network::Notice::Kind::list) {
+    const size_t more = notice.text.size() / sizeof(ListedTensor), before = lists_[peer].size();
+    if (before + more > kMostListed) return;
+    lists_[peer].resize(before + more);
+    std::memcpy(lists_[peer].data() + before, notice.text.data(), more * sizeof(ListedTensor));
   } else if (!poison_) {
     poison_ = {notice.culprit, notice.code, notice.text};
     poisoned_.store(true);
@@ -104,11 +113,12 @@ void Wire::hear(int from, const Network::Notice& notice) {
   }
 }
 
-void Wire::begin(const Description& what, Patience patience) {
+void Wire::begin(const Description& what, Patience patience, std::span<const Piece> list) {
   network_->listen();  // the first error is the last, for who comes late, too
   check();
   waiting_ = waiting_between_hosts(patience);
   what_ = what;
+  list_ = list;
   ++number_;
   if (alarm_ && alarm_->load(std::memory_order_relaxed))
     if (const auto failure = members_->failure())
@@ -161,8 +171,43 @@ void Wire::disagree(std::span<const int> peers) {
   const auto other = std::ranges::find_if(all, [&](const auto& entry) {
     return entry.second.hash != one->second.hash || entry.second.number != one->second.number;
   });
-  fail(ErrorCode::invalid_argument, disagreement(number_, name_of(one->first), one->second.what,
-                                                 name_of(other->first), other->second.what));
+  std::string difference;
+  if (!list_.empty() && are_lists(one->second.what, other->second.what)) {
+    show_list();
+    const auto ones = list_of(one->first, one->second),
+               others = list_of(other->first, other->second);
+    if (!ones.empty() && !others.empty())
+      difference = first_difference(name_of(one->first), ones, name_of(other->first), others);
+  }
+  fail(ErrorCode::invalid_argument,
+       disagreement(number_, name_of(one->first), one->second.what, name_of(other->first),
+                    other->second.what, difference));
+}
+
+void Wire::show_list() {
+  const std::vector<ListedTensor> list = listed(list_, kMostListed);
+  for (size_t at = 0; at < list.size(); at += kListedAtOnce)
+    tell_all({.group = group_.id,
+              .kind = Network::Notice::Kind::list,
+              .text = {reinterpret_cast<const char*>(list.data() + at),
+                       std::min(kListedAtOnce, list.size() - at) * sizeof(ListedTensor)}});
+}
+
+// Empty if it does not come in time.
+std::vector<ListedTensor> Wire::list_of(int peer, const Greeting& greeting) {
+  if (greeting.hash == what_.hash()) return listed(list_, kMostListed);  // the same as this rank's
+  for (const auto until = Clock::now() + kSettle; Clock::now() < until;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (lists_[size_t(peer)].size() >= std::min<size_t>(greeting.what.tensors, kMostListed))
+        return lists_[size_t(peer)];
+    }
+    transport_.sleep(nullptr, milliseconds(1));
+    transport_.progress();
+    network_->listen();
+    check();
+  }
+  return {};
 }
 
 Wire::Flight::Flight(Wire& wire) : wire_(wire) {

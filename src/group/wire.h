@@ -40,7 +40,7 @@ class Wire final : private Network::Listener {
   const Members& members() const { return *members_; }
 
   // A new operation. Throws where the group has failed.
-  void begin(const Description& what, Patience patience);
+  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
 
   // Messages under way, which are waited for, or got rid of, before their memory is gone. For
   // collectives: one thread at a time.
@@ -153,6 +153,8 @@ class Wire final : private Network::Listener {
   void tell_all(const Network::Notice& notice);
   bool waits(int peer) const;  // for another, as it says
   [[noreturn]] void disagree(std::span<const int> peers);
+  void show_list();
+  std::vector<ListedTensor> list_of(int peer, const Greeting& greeting);
   std::string name_of(int peer) const;
   std::string progress(int peer) const;
   std::byte* greeting_from(int peer) const;
@@ -168,6 +170,7 @@ class Wire final : private Network::Listener {
 
   uint64_t number_ = 0, sent_ = 0, received_ = 0;
   Description what_;
+  std::span<const Piece> list_;  // of the operation
   Waiting waiting_{};
   std::unique_ptr<std::byte[]> greetings_;  // to and from each peer
   // Kept, since most operations need as much as the last.
@@ -180,6 +183,7 @@ class Wire final : private Network::Listener {
   std::atomic<bool> poisoned_{false}, lost_memory_{false};
   std::vector<std::optional<std::chrono::steady_clock::time_point>> left_;
   std::vector<std::optional<std::chrono::steady_clock::time_point>> waits_;  // when it said so last
+  std::vector<std::vector<ListedTensor>> lists_;                             // that peers show
   std::vector<std::atomic<uint64_t>> heard_;    // the last operation that a peer greeted for
   std::vector<std::vector<Stored>> unclaimed_;  // messages by sender, received before their turn
 };

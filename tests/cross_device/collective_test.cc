@@ -310,6 +310,21 @@ TEST_F(CollectiveOfThree, FallsBackFromNccl) {
   });
 }
 
+TEST_F(CollectiveOfThree, SaysWhichTensorOfABatchDiffers) {
+  expect_everywhere(
+      errors_on_ranks(
+          groups,
+          [](const Group& group) {
+            CollectiveAllReduce ops({cpu(0)}, group);
+            const Tensor a = Tensor::zeros({2}, DType::float32);
+            const Tensor b = Tensor::zeros({3, group.rank() == 2 ? 4 : 2}, DType::float32);
+            const Tensor c = Tensor::zeros({5}, DType::float32);
+            ops.batch_reduce(ReduceOp::SUM, {{a, a}, {b, b}, {c, c}});
+          }),
+      ErrorCode::invalid_argument,
+      {"tensor 1 is float32[3, 2] on rank ", " and float32[3, 4] on rank 2;"});
+}
+
 TEST_F(CollectiveOfThree, SaysWhichSlicesDiffer) {
   expect_everywhere(
       errors_on_ranks(

@@ -67,7 +67,7 @@ const Disagreement kDisagreements[] = {
      [](const Group& g) {
        g.all_reduce(tensors({2, 3, 4}), ReduceOp::SUM, kLong);
      },
-     "2 tensors, the first float32[2], the others", "3 tensors, the first float32[2], the others"},
+     "all_reduce(2 tensors, SUM)", "all_reduce(3 tensors, SUM)"},
     {"ListAndTensor",
      [](const Group& g) {
        g.all_reduce(tensors({2, 3}), ReduceOp::SUM, kLong);
@@ -154,25 +154,47 @@ TEST_P(Disagreements, ReachEveryRankWithBothSides) {
     }
 }
 
-// Both sides must differ in what they say, or nobody knows what to fix.
-TEST(Disagreement, BetweenListsShowsWhereTheyDiffer) {
-  const std::vector<std::pair<std::vector<Tensor>, std::vector<Tensor>>> pairs{
-      {tensors({2, 3}), tensors({2, 4})},
-      {{Tensor::zeros({2}, DType::int8), Tensor::zeros({4}, DType::int8)},
-       {Tensor::zeros({2}, DType::int8), Tensor::zeros({4}, DType::uint8)}},
+TEST(Disagreement, BetweenListsNamesTheFirstTensorThatDiffers) {
+  struct Lists {
+    std::vector<Tensor> rank_0, rank_1;
+    std::string difference;
   };
-  for (const auto& pair : pairs) {
-    const Groups groups = Group::in_process(2);
-    const auto errors = errors_on_ranks(groups, [&](const Group& group) {
-      group.all_reduce(group.rank() ? pair.second : pair.first, ReduceOp::SUM, kLong);
-    });
-    expect_everywhere(errors, ErrorCode::invalid_argument, {"rank 0 calls", "rank 1 calls"});
-    const std::string& text = errors[0].text;
-    const size_t zero = text.find("rank 0 calls "), one = text.find("rank 1 calls ");
-    ASSERT_TRUE(zero != std::string::npos && one != std::string::npos);
-    EXPECT_NE(text.substr(zero + 13, text.find(", and rank 1") - zero - 13),
-              text.substr(one + 13, text.find("; all ranks") - one - 13));
-  }
+  const auto zeros = [](const Shape& shape, DType dtype = DType::float32) {
+    return Tensor::zeros(shape, dtype);
+  };
+  std::vector<Tensor> many(500, zeros({2})), others = many;
+  others[400] = zeros({3});
+  for (std::vector<Tensor>* list : {&many, &others})
+    for (Tensor& tensor : *list) tensor = tensor.clone();
+  const std::vector<Lists> cases{
+      {{zeros({2}), zeros({3, 2}), zeros({5})},
+       {zeros({2}), zeros({3, 4}), zeros({6})},
+       "tensor 1 is float32[3, 2] on RANK0 and float32[3, 4] on RANK1"},
+      {{zeros({2}), zeros({4}, DType::int8)},
+       {zeros({2}), zeros({4}, DType::uint8)},
+       "tensor 1 is int8[4] on RANK0 and uint8[4] on RANK1"},
+      {{zeros({2, 3}), zeros({4})},
+       {zeros({3, 2}), zeros({4})},
+       "tensor 0 is float32[2, 3] on RANK0 and float32[3, 2] on RANK1"},
+      {tensors({2, 3}), tensors({2, 3, 4}), "tensor 2 is float32[4] on RANK1 and missing on RANK0"},
+      {many, others, "tensor 400 is float32[2] on RANK0 and float32[3] on RANK1"},
+  };
+  for (const World& world : kWorlds)
+    for (const Lists& lists : cases) {
+      const Groups groups = world.make(2);
+      std::string expected = lists.difference;
+      for (const int rank : {0, 1}) {
+        const std::string address = detail::GroupAccess::impl(groups[0]).backend().address(rank);
+        expected.replace(
+            expected.find(fmt::format("RANK{}", rank)), 5,
+            fmt::format("rank {}{}", rank, address.empty() ? "" : fmt::format(" ({})", address)));
+      }
+      const auto errors = errors_on_ranks(groups, [&](const Group& group) {
+        group.all_reduce(group.rank() ? lists.rank_1 : lists.rank_0, ReduceOp::SUM, kLong);
+      });
+      expect_everywhere(errors, ErrorCode::invalid_argument,
+                        {"rank 0", "rank 1", expected + "; all ranks"});
+    }
 }
 
 TEST(Disagreement, BetweenATensorAndAListOfItIsNone) {

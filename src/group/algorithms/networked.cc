@@ -462,13 +462,13 @@ class Networked::Reducer {
 
 void Networked::all_reduce(const Description& what, const LeafReduction& reduction,
                            Patience patience) {
-  begin(what, patience);
+  begin(what, patience, reduction.pieces);
   Reducer(*this, reduction).run();
 }
 
-void Networked::begin(const Description& what, Patience patience) {
-  wire_.begin(what, patience);
-  if (window_) window_->begin(what, patience);
+void Networked::begin(const Description& what, Patience patience, std::span<const Piece> list) {
+  wire_.begin(what, patience, list);
+  if (window_) window_->begin(what, patience, list);
 }
 
 // Whether ranks that are alone on their hosts tell each other all of it with their greetings: there

@@ -90,7 +90,7 @@ class Networked {
     size_t bytes_ = 0;
   };
 
-  void begin(const Description& what, Patience patience);
+  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
   bool is_soon_told(size_t bytes) const;
   void all_at_once(const detail::GroupCall& call, bool wanted);
   void broadcast(std::byte* data, size_t bytes, int root);

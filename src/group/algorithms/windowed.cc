@@ -174,7 +174,7 @@ void Windowed::all_gather_uneven(const Description& what, const Memory& in, cons
 
 void Windowed::all_reduce(const Description& what, const LeafReduction& reduction,
                           Patience patience) {
-  window_.begin(what, patience);
+  window_.begin(what, patience, reduction.pieces);
   const Stream stream(reduction, window_.rank(), window_.size());
   if (stream.bytes() * stream.most_leaves() <= kWhole) return all_at_once(stream);
   in_place(stream);
