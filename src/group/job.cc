@@ -225,9 +225,10 @@ class Job {
 
   void abort(const std::string& reason) {
     std::lock_guard lock(reporting_);
-    if (link_)
-      link_->abort({membership_.rank, ErrorCode::aborted,
-                    fmt::format("rank {} failed: {}", membership_.rank, reason)});
+    if (!link_) return;
+    link_->abort({membership_.rank, ErrorCode::aborted,
+                  fmt::format("rank {} failed: {}", membership_.rank, reason)});
+    alarm_.store(true, std::memory_order_release);  // not only when the link's thread comes to it
   }
 
   JobLayout layout() {
