@@ -98,6 +98,8 @@ std::string one_of(const char* name, std::initializer_list<std::string_view> all
   return std::string(value);
 }
 
+constexpr std::string_view kPrefix = "TUTTI_";
+
 // Characters to insert, to leave out or to replace.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -130,10 +132,11 @@ std::vector<std::string> unknown_settings() {
   std::vector<std::string> found;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view whole = *entry, name = whole.substr(0, whole.find('='));
-    if (!name.starts_with("TUTTI_") || is_known(name)) continue;
+    if (!name.starts_with(kPrefix) || is_known(name)) continue;
     const auto distance = [&](const SettingDoc& doc) { return edit_distance(name, doc.name); };
     const SettingDoc& nearest = *std::ranges::min_element(kDocs, {}, distance);
-    const bool near = distance(nearest) <= 3;
+    const size_t own = name.size() - kPrefix.size();
+    const bool near = distance(nearest) <= 3 && 2 * distance(nearest) < own;
     found.push_back(fmt::format(
         "{} is not a setting and has no effect; {}", name,
         near ? fmt::format("did you mean {}?", nearest.name) : "tutti info lists the settings"));

@@ -102,6 +102,7 @@ TEST_F(SettingsTest, AMisspelledNameIsAnsweredWithTheNearest) {
   EXPECT_THAT(unknown("TUTTI_COMPRESSION"),
               ElementsAre("TUTTI_COMPRESSION is not a setting and has no effect; tutti info lists "
                           "the settings"));
+  EXPECT_THAT(unknown("TUTTI_X"), ElementsAre(HasSubstr("tutti info lists the settings")));
   for (const char* known : {"TUTTI_TIMEOUT", "TUTTI_LAUNCHER", "TUTTI_TEST_ANYTHING"})
     EXPECT_THAT(unknown(known), ElementsAre()) << known;
 }

@@ -80,9 +80,10 @@ TEST_F(RecordDir, OnAFullDiskIsAWarningThatNamesTheFile) {
   fs::create_directories(folder);
   const std::string start = (folder / "tutti-record-rank0-").string(),
                     setting = "TUTTI_RECORD_DIR=" + folder.string();
-  // The shell becomes the program, so its process id is the one in the file's name.
+  // The shell becomes the program, so its process id is the one in the file's name. A record has
+  // more than 8 KiB.
   for (const std::string& full :
-       {"ln -s /dev/full " + start + "$$.txt; " + setting + " exec", "ulimit -f 0; " + setting}) {
+       {"ln -s /dev/full " + start + "$$.txt; " + setting + " exec", "ulimit -f 8; " + setting}) {
     const ProgramResult result = run_program(full, "twice");
     EXPECT_EQ(result.status, 0) << result.output;
     EXPECT_THAT(result.output, HasSubstr("TUTTI_RECORD_DIR: cannot write " + start));

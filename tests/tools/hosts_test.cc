@@ -55,7 +55,7 @@ TEST_F(Hosts, EveryWorkerKnowsTheClusterAndItsPlace) {
                    "echo \"$HOST\"; echo \"$TF_CONFIG\"; echo \"$TUTTI_COORDINATOR\"; pwd; "
                    "echo \"$UCX_TLS,$TUTTI_THREADS,$TUTTI_HOST_ID,$SECRET\"; cat"),
             {"UCX_TLS=it's \"tcp\"", "TUTTI_THREADS=3", "TUTTI_HOST_ID=here", "SECRET=x",
-             "TUTTI_COORDINATOR=outer:1", "TF_CONFIG=outer", "TUTTI_X-Y=unusable"});
+             "TUTTI_COORDINATOR=outer:1", "TF_CONFIG=outer", "TUTTI_TEST_X-Y=unusable"});
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_EQ(tool.err(), "");
   std::map<std::string, std::vector<std::string>> lines;
