@@ -57,12 +57,13 @@ bool signal_marked(const std::string& mark, int signal) {
   return found;
 }
 
-bool signal_all(const std::set<pid_t>& groups, const std::string& mark, int signal) {
-  for (const pid_t group : groups) kill(-group, signal);
+// A group that is empty is forgotten: its number may become that of another.
+bool signal_all(std::set<pid_t>& groups, const std::string& mark, int signal) {
+  std::erase_if(groups, [&](pid_t group) { return kill(-group, signal) != 0 && errno == ESRCH; });
   return signal_marked(mark, signal);
 }
 
-void end_all(const std::set<pid_t>& groups, const std::string& mark) {
+void end_all(std::set<pid_t>& groups, const std::string& mark) {
   std::this_thread::sleep_for(kLastWords);
   signal_all(groups, mark, SIGTERM);
   signal_all(groups, mark, SIGCONT);  // a suspended process does not hear anything else
@@ -78,7 +79,10 @@ void end_all(const std::set<pid_t>& groups, const std::string& mark) {
 Guard::Guard(const std::string& mark) {
   Pipe pipe = make_pipe();
   pid_ = checked(fork(), "fork");
-  if (pid_ == 0) stand_by(pipe.read.get(), mark);
+  if (pid_ == 0) {
+    pipe.write.close();  // or the guard would wait for itself
+    stand_by(pipe.read.get(), mark);
+  }
   pipe_ = std::move(pipe.write);
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTemporary = ".tmp.";
+constexpr std::string_view kTemporary = ".tmp.";
 
 sigset_t file_size_signal() {
   sigset_t set;
@@ -30,6 +30,12 @@ sigset_t file_size_signal() {
 std::string folder_of(const std::string& path) {
   const std::string folder = fs::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
+}
+
+// The end of a temporary file's name, as this version makes it or "PID.NUMBER" as earlier ones did.
+bool is_ours(std::string_view end) {
+  return end.find_first_not_of("0123456789.") == end.npos ||
+         (end.size() == 8 && end.find_first_not_of("0123456789abcdef") == end.npos);
 }
 
 // False if another holds the lock. A file system without locks has no leftovers that can be told.
@@ -120,7 +126,9 @@ void remove_leftovers(const std::string& folder,
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     const size_t at = name.rfind(kTemporary);
-    if (at == name.npos || !of(name.substr(0, at))) continue;
+    if (at == name.npos || !is_ours(std::string_view(name).substr(at + kTemporary.size())) ||
+        !of(name.substr(0, at)))
+      continue;
     const int fd = open(it->path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) continue;
     // Under the lock the name cannot become that of a file that is being written.

@@ -469,7 +469,7 @@ class Job {
   // A rank that hears neither another host nor the service, if that is elsewhere, suspects itself
   // before it accuses. With one other host alone it cannot tell which of the two is cut off.
   std::string isolation() const {
-    if (!surroundings_ || cluster::is_loopback(membership_.service) ||
+    if (!link_ || !surroundings_ || cluster::is_loopback(membership_.service) ||
         surroundings_->network->hears_other_hosts())
       return {};
     if (link_->silence().count())
@@ -719,10 +719,12 @@ std::optional<Failure> job_failure() {
 }
 
 void report_failure(const Failure& failure) {
+  if (base::is_forked_child()) return;
   if (Job* const job = joined.load()) job->report(failure);
 }
 
 void abort_job(const std::string& reason) {
+  if (base::is_forked_child()) return;
   if (Job* const job = joined.load()) job->abort(reason);
 }
 

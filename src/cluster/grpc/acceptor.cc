@@ -43,7 +43,8 @@ constexpr std::string_view kEndOfRequest = "\r\n\r\n";
 size_t most_visitors(size_t ranks) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return std::clamp<size_t>(limit.rlim_cur / 8, 8, 128 + ranks);
+  // All ranks may come at once.
+  return std::clamp<size_t>(limit.rlim_cur / 8, 8 + ranks, 128 + ranks);
 }
 
 void write_to(int fd, std::string_view text) {
@@ -265,6 +266,8 @@ void Acceptor::take_connections(int listener) {
 // connections, then the oldest. A worker shows its pass at once, so a flood from elsewhere does not
 // keep it out.
 void Acceptor::evict() {
+  release_joined();
+  if (visitors_.size() < most_) return;
   std::map<std::string_view, int> of_host;
   for (const Visitor& visitor : visitors_) ++of_host[visitor.host];
   const auto worst = std::ranges::max_element(visitors_, {}, [&](const Visitor& visitor) {

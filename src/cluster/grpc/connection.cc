@@ -132,6 +132,7 @@ class Connection final : public Coordination,
   std::chrono::nanoseconds silence() const override {
     std::lock_guard lock(mutex_);
     if (silent_) return std::chrono::nanoseconds::max();
+    if (end_) return 0ns;
     const std::chrono::nanoseconds silence = Clock::now() - last_heard_;
     return silence > silent_after(job_) ? silence : 0ns;
   }
@@ -226,6 +227,7 @@ class Connection final : public Coordination,
       next_heartbeat = now + heartbeat_interval(job_);
       send({});
       if (now - last_heard_ < job_.heartbeat_timeout) continue;
+      if (failure_ || end_) continue;  // for another reason
       fail_without_service(
           fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
       silent_ = true;
