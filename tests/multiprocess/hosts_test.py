@@ -185,7 +185,8 @@ def one_way_loss_is_blamed_on_the_host_that_has_it(options):
     def lose(way, host, timeout, settings):
         def expect(_, event):
             expect_error(event, {"DeadlineExceededError", "UnavailableError"}, rf"^[^\n]*?\brank {host}\b")
-            accused = re.search(r"\brank (\d)", event.text)[1]
+            # The operation's own description may name a rank: "recv #4 (float32[3], from rank 2): ...".
+            accused = re.search(r"\brank (\d)", re.sub(r"^\w+ #\d+ \([^)]*\): ", "", event.text))[1]
             check(accused == str(host), f"accuses rank {accused}: {event}")
 
         return broken(options, lambda job: way(job.hosts, host), expect, TIMEOUT + 3, frozenset(range(3)), timeout,
