@@ -74,8 +74,8 @@ class Coordination {
 
   // Tells everyone. The first failure of a job is the one that all hear of; it stays.
   virtual void abort(const Failure& failure) = 0;
-  // Tells the service alone, for whoever looks for the cause of a job's end; the job goes on. One
-  // way: never waits.
+  // Tells the service alone, for a launcher that looks for the cause of a job's end; the job goes
+  // on. One way: never waits.
   virtual void report(const Failure& failure) = 0;
   virtual std::optional<Failure> failure() const = 0;
   // How long the service has not been heard; 0 if no more than a heartbeat or two is missing, and

@@ -24,9 +24,9 @@ enum class Lane : uint32_t { greeting, data, results, head, message, notice };
 
 class Network {
  public:
-  // A word to all of a group: it has failed, somebody leaves it, is about to give up on another, or
-  // shows the list that the others disagree with.
-  // A probe is of no group; the network of its receiver replies.
+  // A word to all of a group: it has failed, or the sender leaves it, is about to give up on
+  // another rank, or shows the list that the others disagree with. A probe is of no group; the
+  // network of its receiver replies.
   struct Notice {
     enum class Kind : uint32_t { failure, farewell, waiting, probe, reply, list };
     uint32_t group = 0;
