@@ -202,12 +202,14 @@ def one_way_loss_is_blamed_on_the_host_that_has_it(options):
 # What only takes longer.
 
 
-def slow(options, steps, disturb):
+def slow(options, disturb):
+    """The job goes on until the network has been disturbed, however fast it is."""
     for _ in range(REPEAT):
         with HostsJob(options, layout(2, 2)) as job:
-            job.start_workers(mixture(job, SEED, steps))
+            job.start_workers(mixture(job, SEED, "until"))
             job.wait_until_ready()
             result = disturb(job)
+            job.enough()
             job.expect_all_well()
             expect_done(job)
     return result
@@ -217,13 +219,11 @@ def a_cut_of_a_second_is_survived(options):
     def disturb(job):
         for end, begin in ((job.hosts.cut, job.hosts.mend), (job.hosts.shut, job.hosts.open)):
             job.pause(0.2)
-            check(not job.find("done"), "done before it was cut")
             end(1)
             job.pause(1)
             begin(1)
-            check(not job.find("done"), "done while it was cut")
 
-    slow(options, 600, disturb)
+    slow(options, disturb)
 
 
 def a_stall_is_survived(options):
@@ -234,9 +234,8 @@ def a_stall_is_survived(options):
             job.hosts.limit_rate(1, "1kbit", burst="2kb")
             job.pause(0.2)
             job.hosts.limit_rate(1, "10gbit")
-            check(not job.find("done"), "done while it was stalled")
 
-    slow(options, 600, disturb)
+    slow(options, disturb)
 
 
 def loss_is_survived(options):
@@ -246,12 +245,13 @@ def loss_is_survived(options):
     def disturb(job):
         for host in (0, 1):
             job.hosts.lose(host, 5)
-        job.wait("the end", lambda: job.find("done"))
-        lost = [job.hosts.lost(host) for host in (0, 1)]
-        check(min(lost) > 10, f"hardly anything was lost: {lost}")
+        lost = [0, 0]
+        while min(lost) <= 50:
+            job.pause(0.1)
+            lost = [job.hosts.lost(host) for host in (0, 1)]
         return f"{lost[0]} and {lost[1]} packets lost"
 
-    return slow(options, 150, disturb)
+    return slow(options, disturb)
 
 
 def no_more_travels_than_has_to(options):

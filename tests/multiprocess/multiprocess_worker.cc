@@ -1,16 +1,20 @@
 // A worker that goes through a mixture of operations, and may be told to go wrong.
 //   multiprocess_worker SEED STEPS [FAULT RANK STEP [TWIST]]
+// STEPS "until": it goes on until the driver puts a file "enough" here, and then for 100 steps.
 // FAULT of RANK at STEP, or soon after where that is not possible there:
 //   throw      an exception that nobody catches
 //   leave      one that main catches, which then returns 1
 //   mismatch   another shape (TWIST 1), dtype (2) or op (3) than the rest
 //   skip       leaves the operation out
 //   skip_last  leaves the last operation out, and ends as if all were well
-//   none       the driver kills or stops somebody; groups are made on the way, too
+//   none       the driver kills or stops a rank; groups are made on the way, too
 //   soak       nothing goes wrong; memory and descriptors are reported
 // Reports "start" at once, "ready" when the group is there, "fault" just before going wrong,
 // "error" for the first error, "again" for that of a second call, "other" for that of another
 // group, "wrong" for a wrong result, "done" at the end.
+#include <filesystem>
+#include <limits>
+
 #include "mixture.h"
 #include "report.h"
 
@@ -18,6 +22,8 @@ using namespace tutti;
 using namespace tutti::testing;
 
 namespace {
+
+constexpr int64_t kUntilTold = std::numeric_limits<int64_t>::max();
 
 struct Task {
   uint64_t seed;
@@ -55,7 +61,13 @@ void go_through(const Task& task, const Group& group) {
   const int64_t moment = rank == task.rank ? moment_of(task, mixture) : -1;
   if (soaking) mixture.warm_up();
   const int64_t first = soaking ? -5000 : 0;  // these warm up, too
-  for (int64_t step = first; step < task.steps; ++step) {
+  int64_t end = task.steps;
+  for (int64_t step = first; step < end; ++step) {
+    if (end == kUntilTold) {
+      std::vector<int> told{rank == 0 && std::filesystem::remove("enough")};
+      group.broadcast(told, 0);
+      if (told[0]) end = step + 100;
+    }
     if (soaking && step == 0) report_usage("before", rank);
     if (step == moment && task.fault != "skip_last") {
       report("fault", rank, std::to_string(step));
@@ -111,7 +123,8 @@ int run(const Task& task) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Task task{.seed = std::stoull(argv[1]), .steps = std::stoll(argv[2])};
+  Task task{.seed = std::stoull(argv[1]),
+            .steps = argv[2] == std::string("until") ? kUntilTold : std::stoll(argv[2])};
   if (argc > 5) {
     task.fault = argv[3];
     task.rank = std::stoi(argv[4]);
