@@ -204,9 +204,10 @@ class Job {
     return fmt::format("rank {} of {} ({})", given_.rank, size(), membership_.addresses[0]);
   }
   std::optional<Failure> failure() const {
-    if (!link_) return {};
-    std::optional<Failure> failure = link_->failure();
-    if (failure && link_->silence() == std::chrono::nanoseconds::max())
+    const std::shared_ptr<Coordination> link = this->link();
+    if (!link) return {};
+    std::optional<Failure> failure = link->failure();
+    if (failure && link->silence() == std::chrono::nanoseconds::max())
       if (const std::string why = isolation(); !why.empty())
         failure = {membership_.rank, ErrorCode::unavailable,
                    fmt::format("rank {} ({}) {}", membership_.rank,
@@ -218,16 +219,17 @@ class Job {
     if (failure.rank < 0 && failure.code != ErrorCode::invalid_argument)
       failure.rank = culprit(failure.text);
     std::lock_guard lock(reporting_);
+    const std::shared_ptr<Coordination> link = this->link();
     // Every call of a group that has failed says the same again.
-    if (!link_ || failure.text == std::exchange(reported_, failure.text)) return;
-    link_->report(failure);
+    if (!link || failure.text == std::exchange(reported_, failure.text)) return;
+    link->report(failure);
   }
 
   void abort(const std::string& reason) {
-    std::lock_guard lock(reporting_);
-    if (!link_) return;
-    link_->abort({membership_.rank, ErrorCode::aborted,
-                  fmt::format("rank {} failed: {}", membership_.rank, reason)});
+    const std::shared_ptr<Coordination> link = this->link();
+    if (!link) return;
+    link->abort({membership_.rank, ErrorCode::aborted,
+                 fmt::format("rank {} failed: {}", membership_.rank, reason)});
     alarm_.store(true, std::memory_order_release);  // not only when the link's thread comes to it
   }
 
@@ -268,10 +270,7 @@ class Job {
       network.listen();  // the last words of the others
       network.close();
     }
-    {
-      std::lock_guard lock(reporting_);
-      link_.reset();
-    }
+    leave_service();
     if (service_)
       complete ? service_->wait_until_empty(kLinger) : service_->wait_until_quiet(kLinger);
     service_.reset();
@@ -287,8 +286,19 @@ class Job {
     progress_ = {};
     link_->abort({membership_.rank, error.code(),
                   fmt::format("rank {} ({}): {}", membership_.rank, address, error.what())});
-    link_.reset();
+    leave_service();
     if (service_) service_->wait_until_quiet(kLinger);
+  }
+
+  // Threads that wait in a group may ask for the job's failure until the process ends.
+  std::shared_ptr<Coordination> link() const {
+    std::lock_guard lock(link_mutex_);
+    return link_;
+  }
+  void leave_service() {
+    std::shared_ptr<Coordination> left;  // its end may take time
+    std::lock_guard lock(link_mutex_);
+    left.swap(link_);
   }
 
   void expect_descriptors(int more) const {
@@ -427,8 +437,12 @@ class Job {
       base::log_once(base::LogLevel::warning,
                      fmt::format("TUTTI_STRAGGLERS is {} here and {} on rank 0, which counts", mine,
                                  stragglers_));
-    Neighbours neighbours{
-        .rank = 0, .addresses = {}, .hellos = {}, .alarm = around.alarm, .failure = around.failure};
+    Neighbours neighbours{.rank = 0,
+                          .ranks = {},
+                          .addresses = {},
+                          .hellos = {},
+                          .alarm = around.alarm,
+                          .failure = around.failure};
     std::set<int> cores;
     size_t on_this_machine = 0;
     for (size_t r = 0; r < hellos.size(); ++r) {
@@ -438,6 +452,7 @@ class Job {
       }
       if (around.hosts[r] != around.hosts[me] && base::settings().backend != "shm") continue;
       if (r == me) neighbours.rank = int(neighbours.hellos.size());
+      neighbours.ranks.push_back(int(r));
       neighbours.addresses.push_back(membership_.addresses[r]);
       neighbours.hellos.push_back(hellos[r]);
     }
@@ -469,10 +484,11 @@ class Job {
   // A rank that hears neither another host nor the service, if that is elsewhere, suspects itself
   // before it accuses. With one other host alone it cannot tell which of the two is cut off.
   std::string isolation() const {
-    if (!link_ || !surroundings_ || cluster::is_loopback(membership_.service) ||
+    const std::shared_ptr<Coordination> link = this->link();
+    if (!link || !surroundings_ || cluster::is_loopback(membership_.service) ||
         surroundings_->network->hears_other_hosts())
       return {};
-    if (link_->silence().count())
+    if (link->silence().count())
       return "hears neither the coordination service nor any other host: the network of its own "
              "host is cut off";
     const std::string& own = membership_.addresses[size_t(membership_.rank)];
@@ -635,9 +651,10 @@ class Job {
   Membership membership_;  // with what was found out since
   std::unique_ptr<Service> service_;
   std::optional<Announcement> announcement_;  // of it, until all have joined
-  std::unique_ptr<Coordination> link_;
+  mutable std::mutex link_mutex_;
+  std::shared_ptr<Coordination> link_;
   std::atomic<bool> alarm_{false};
-  std::mutex reporting_;  // and the end of the link
+  std::mutex reporting_;
   std::string reported_;  // the last
   const MpiModule* mpi_ = nullptr;
   std::unique_ptr<Endpoint> endpoint_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <tutti/error.h>
 
+#include "base/fork.h"
 #include "group/group_impl.h"
 #include "group/job.h"
 
@@ -203,7 +204,7 @@ void Workers::on_all(const std::function<void()>& fn) const {
 }
 
 void Workers::abandon(const std::string& why) const {
-  if (size() == 1 || !group_) return;
+  if (size() == 1 || !group_ || base::is_forked_child()) return;
   std::string place;
   if (roster_.membership)
     place = fmt::format(" ({})", roster_.membership->addresses[size_t(rank())]);

@@ -122,7 +122,9 @@ Acceptor::Acceptor(const Job& job, const std::string& address)
                     address));
 }
 
-Acceptor::~Acceptor() {
+Acceptor::~Acceptor() { stop(); }
+
+void Acceptor::stop() {
   stopping_ = true;
   eventfd_write(wake_.get(), 1);
   if (thread_.joinable()) thread_.join();

@@ -60,6 +60,9 @@ class Acceptor {
   void start(std::function<void(int fd)> hand_over,
              std::function<void(const std::string& host)> wrong_token);
 
+  // No connection is handed over any more.
+  void stop();
+
   // The peer of this connection, as gRPC calls it, is a rank: it may stay.
   void joined(const std::string& peer);
 

@@ -70,6 +70,7 @@ class GrpcService final : public Service,
     }
     timekeeper_.join();
     if (reporter_.joinable()) reporter_.join();
+    acceptor_->stop();  // gRPC may not get connections while it shuts down
     server_->Shutdown(std::chrono::system_clock::now());
   }
 

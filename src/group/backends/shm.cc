@@ -47,30 +47,27 @@ class Processes : public Reach, public Members {
       const json hello = json::parse(neighbours.hellos[r]);
       if (hello.at("host") != here)
         throw UnimplementedError(fmt::format(
-            "group: rank {} ({}) and rank {} ({}) cannot reach each other's memory: they are on "
-            "different hosts, or in containers that do not share their process ids",
-            neighbours.rank, neighbours.addresses[size_t(neighbours.rank)], r,
-            neighbours.addresses[r]));
+            "group: {} and {} cannot reach each other's memory: they are on different hosts, or in "
+            "containers that do not share their process ids",
+            name(size_t(neighbours.rank)), name(r)));
       for (const size_t core : hello.at("cores")) cores.set(core);
       Process& process = processes_.emplace_back();
       if (int(r) == neighbours.rank) continue;
       process.pid = hello.at("pid");
-      process.arena = std::make_unique<PeerArena>(
-          PeerArena::Origin{.name = fmt::format("rank {} ({})", r, neighbours.addresses[r]),
-                            .pid = process.pid,
-                            .fd = hello.at("fd"),
-                            .inode = hello.at("inode"),
-                            .first_segment = hello.at("bytes"),
-                            .user = hello.at("user"),
-                            .dumpable = hello.at("dumpable")});
+      process.arena =
+          std::make_unique<PeerArena>(PeerArena::Origin{.name = name(r),
+                                                        .pid = process.pid,
+                                                        .fd = hello.at("fd"),
+                                                        .inode = hello.at("inode"),
+                                                        .first_segment = hello.at("bytes"),
+                                                        .user = hello.at("user"),
+                                                        .dumpable = hello.at("dumpable")});
       process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
       if (process.pidfd < 0 && base::out_of_descriptors(errno))
-        throw ResourceExhaustedError(fmt::format("group: cannot watch rank {} ({}): {}", r,
-                                                 neighbours.addresses[r],
+        throw ResourceExhaustedError(fmt::format("group: cannot watch {}: {}", name(r),
                                                  base::describe_out_of_descriptors(errno)));
       if (process.pidfd < 0)
-        throw UnavailableError(fmt::format("group: rank {} ({}), process {}, is gone", r,
-                                           neighbours.addresses[r], process.pid));
+        throw UnavailableError(fmt::format("group: {}, process {}, is gone", name(r), process.pid));
     }
     crowded_ = processes_.size() > cores.count();
   }
@@ -116,6 +113,10 @@ class Processes : public Reach, public Members {
     int pidfd = -1;
     std::unique_ptr<PeerArena> arena;  // none of this process
   };
+
+  std::string name(size_t place) const {
+    return fmt::format("rank {} ({})", neighbours_.ranks[place], neighbours_.addresses[place]);
+  }
 
   const Neighbours neighbours_;
   std::vector<Process> processes_;

@@ -16,9 +16,10 @@ std::string shm_hello(const std::string& host);
 std::string this_host();
 
 struct Neighbours {
-  int rank;
-  std::vector<std::string> addresses;  // by rank
-  std::vector<std::string> hellos;     // by rank
+  int rank;                            // the place of this one among them
+  std::vector<int> ranks;              // of the job
+  std::vector<std::string> addresses;  // and what follows, in the order of `ranks`
+  std::vector<std::string> hellos;
   const std::atomic<bool>* alarm;      // set when the job fails
   std::function<std::optional<cluster::Failure>()> failure;
 };
