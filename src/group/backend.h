@@ -24,7 +24,12 @@ class Backend {
   virtual bool is_local(int rank) const = 0;        // on the same host as this rank
 
   // What is done is the call's; what the ranks must agree on, and what errors speak of, is `what`.
-  virtual void run(const Description& what, const detail::GroupCall& call, Patience patience) = 0;
+  // `list`: the tensors behind `what`, if it describes a list.
+  virtual void run(const Description& what, const detail::GroupCall& call, Patience patience,
+                   std::span<const Piece> list) = 0;
+  void run(const Description& what, const detail::GroupCall& call, Patience patience) {
+    run(what, call, patience, {});
+  }
   virtual void all_reduce(const Description& what, const LeafReduction& reduction,
                           Patience patience) = 0;
   // counts[r] elements from rank r.

@@ -180,7 +180,7 @@ GpuCollectives::GpuCollectives(Backend& backend, const Gpus& gpus, bool required
 
 GpuCollectives::~GpuCollectives() = default;
 
-NcclLink* GpuCollectives::meet(const GpuOperation& operation) {
+NcclLink* GpuCollectives::meet(const GpuOperation& operation, std::span<const Piece> list) {
   if (through_host_ || operation.what.place != Place::gpu) return nullptr;
   int64_t mine = operation.card;
   std::vector<int64_t> all(size_t(backend_.size()));
@@ -188,7 +188,7 @@ NcclLink* GpuCollectives::meet(const GpuOperation& operation) {
                {Collective::all_gather,
                 {&mine, 1, DType::int64},
                 {all.data(), int64_t(all.size()), DType::int64}},
-               operation.patience);
+               operation.patience, list);
   const std::vector<int> cards(all.begin(), all.end());
   if (const auto found = links_.find(cards); found != links_.end()) return found->second.get();
   return connect(operation, cards);
@@ -290,7 +290,8 @@ void GpuCollectives::all_reduce(const GpuOperation& operation, const LeafReducti
                  int64_t(reduction.owners.size()));
     return work.run(gpus_, operation.card);
   }
-  if (NcclLink* const link = meet(operation)) return by_nccl(operation, reduction, -1, *link);
+  if (NcclLink* const link = meet(operation, reduction.pieces))
+    return by_nccl(operation, reduction, -1, *link);
   staged(operation, reduction);
 }
 

@@ -77,7 +77,7 @@ class GpuCollectives {
   };
 
   // The way to the others by NCCL; null where there is none. A collective.
-  NcclLink* meet(const GpuOperation& operation);
+  NcclLink* meet(const GpuOperation& operation, std::span<const Piece> list = {});
   NcclLink* connect(const GpuOperation& operation, const std::vector<int>& cards);
 
   void alone(const GpuOperation& operation, const detail::GroupCall& call);

@@ -94,6 +94,19 @@ TEST_P(GpuGroup, RefusesBuffersInTwoMemories) {
   });
 }
 
+TEST_P(GpuGroup, NamesTheFirstTensorOfAListThatDiffers) {
+  if (GetParam() == 1) return;
+  on_ranks(groups, [&](const Group& group) {
+    const std::string gpu = gpus_of(group.rank())[0];
+    const auto zeros = [&](int64_t count) { return Tensor::zeros({count}, DType::float32, gpu); };
+    const int64_t count = group.rank() == 0 ? 4 : 5;
+    const std::vector<Tensor> list{zeros(3), zeros(count), zeros(2)};
+    const auto error = testing::caught([&] { group.all_reduce(list, ReduceOp::SUM); });
+    EXPECT_EQ(error.code, ErrorCode::invalid_argument);
+    EXPECT_THAT(error.text, HasSubstr("tensor 1 is float32["));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(, GpuGroup, ::testing::Values(1, 2, 3, 8));
 
 }  // namespace

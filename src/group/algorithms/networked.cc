@@ -499,7 +499,8 @@ void Networked::all_at_once(const GroupCall& call, bool wanted) {
                        false);
 }
 
-void Networked::run(const Description& what, const GroupCall& call, Patience patience) {
+void Networked::run(const Description& what, const GroupCall& call, Patience patience,
+                    std::span<const Piece> list) {
   if (call.kind == Collective::send) return wire_.send(what, call.in, call.tag, patience);
   if (call.kind == Collective::recv) return wire_.recv(what, call.out, call.tag, patience);
   const int me = wire_.rank(), n = wire_.size(), root = call.root;
@@ -514,7 +515,7 @@ void Networked::run(const Description& what, const GroupCall& call, Patience pat
     return all_at_once(call, wanted);
   }
 
-  begin(what, patience);
+  begin(what, patience, list);
   const size_t in_bytes = size_in_bytes(call.in), out_bytes = size_in_bytes(call.out);
   const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
   std::byte* const out = bytes_of(call.out.data);

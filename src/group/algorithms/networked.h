@@ -51,7 +51,8 @@ class Networked {
   ~Networked();
   Networked(const Networked&) = delete;
 
-  void run(const Description& what, const detail::GroupCall& call, Patience patience);
+  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+           std::span<const Piece> list = {});
   void all_reduce(const Description& what, const LeafReduction& reduction, Patience patience);
   void all_gather_uneven(const Description& what, const detail::Memory& in,
                          const detail::Memory& out, std::span<const int64_t> counts,

@@ -34,7 +34,8 @@ void Windowed::in_chunks(size_t bytes, size_t chunk, const Show& show, const Tak
   } while (at < bytes);
 }
 
-void Windowed::run(const Description& what, const GroupCall& call, Patience patience) {
+void Windowed::run(const Description& what, const GroupCall& call, Patience patience,
+                   std::span<const Piece> list) {
   if (call.kind == Collective::send) return window_.send(what, call.in, call.tag, patience);
   if (call.kind == Collective::recv) return window_.recv(what, call.out, call.tag, patience);
   const size_t in_bytes = size_in_bytes(call.in), out_bytes = size_in_bytes(call.out);
@@ -47,7 +48,7 @@ void Windowed::run(const Description& what, const GroupCall& call, Patience pati
     return all_reduce(what, {{&piece, 1}, owners, call.op}, patience);
   }
 
-  window_.begin(what, patience);
+  window_.begin(what, patience, list);
   const int me = window_.rank(), n = window_.size(), root = call.root;
   const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
   std::byte* const out = bytes_of(call.out.data);

@@ -140,9 +140,9 @@ void NetworkBackend::heard_by_all(const F& operation) {
   }
 }
 
-void NetworkBackend::run(const Description& what, const detail::GroupCall& call,
-                         Patience patience) {
-  heard_by_all([&] { algorithms_.run(what, call, patience); });
+void NetworkBackend::run(const Description& what, const detail::GroupCall& call, Patience patience,
+                         std::span<const Piece> list) {
+  heard_by_all([&] { algorithms_.run(what, call, patience, list); });
 }
 
 void NetworkBackend::all_reduce(const Description& what, const LeafReduction& reduction,

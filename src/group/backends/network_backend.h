@@ -58,7 +58,9 @@ class NetworkBackend : public Backend {
     const std::vector<std::string>& machines = surroundings_->machines;
     return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(surroundings_->rank)];
   }
-  void run(const Description& what, const detail::GroupCall& call, Patience patience) override;
+  using Backend::run;
+  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+           std::span<const Piece> list) override;
   void all_reduce(const Description& what, const LeafReduction& reduction,
                   Patience patience) override;
   void all_gather_uneven(const Description& what, const detail::Memory& in,

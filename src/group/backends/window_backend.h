@@ -24,8 +24,10 @@ class WindowBackend : public Backend {
   int size() const override { return window_.size(); }
   std::string address(int rank) const override { return window_.members().address(rank); }
   bool is_local(int) const override { return true; }
-  void run(const Description& what, const detail::GroupCall& call, Patience patience) override {
-    algorithms_.run(what, call, patience);
+  using Backend::run;
+  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+           std::span<const Piece> list) override {
+    algorithms_.run(what, call, patience, list);
   }
   void all_reduce(const Description& what, const LeafReduction& reduction,
                   Patience patience) override {
