@@ -2,19 +2,17 @@
 #include "bench.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
 #include "command.h"
+#include "fd.h"
 
 namespace tutti::tools {
 
@@ -52,17 +50,34 @@ std::vector<Measurement> read_lines(std::istream& in, const std::string& name) {
   return all;
 }
 
-void print_table(const std::vector<Measurement>& all) {
-  if (all.empty()) return;
-  fmt::print("{}: {}, {} ranks\n", all[0].library, all[0].op, all[0].ranks);
-  fmt::print("{:>9} {:>9} {:>11} {:>11} {:>11} {:>8} {:>8} {:>6}\n", "size", "type", "time us",
-             "p10", "p90", "algbw", "busbw", "wrong");
-  for (const Measurement& m : all)
-    fmt::print("{:>9} {:>9} {:>11.2f} {:>11.2f} {:>11.2f} {:>8.3f} {:>8.3f} {:>6}\n",
-               size_text(m.bytes), m.dtype, m.median_us, m.p10_us, m.p90_us, m.algbw(), m.busbw(),
-               m.wrong);
-  fmt::print("bandwidths in GB/s; medians of rank 0\n");
-}
+// Shows each measurement when it is there, so that a long run can be followed.
+class Results {
+ public:
+  explicit Results(bool json) : json_(json) {}
+
+  void add(const Measurement& m) {
+    if (json_) {
+      fmt::print("{}\n", m.to_json());
+    } else {
+      if (all_.empty())
+        fmt::print(
+            "{}: {}, {} ranks; GB/s, medians of rank 0\n{:>9} {:>9} {:>11} {:>11} {:>11} {:>8} "
+            "{:>8} {:>6}\n",
+            m.library, m.op, m.ranks, "size", "type", "time us", "p10", "p90", "algbw", "busbw",
+            "wrong");
+      fmt::print("{:>9} {:>9} {:>11.2f} {:>11.2f} {:>11.2f} {:>8.3f} {:>8.3f} {:>6}\n",
+                 size_text(m.bytes), m.dtype, m.median_us, m.p10_us, m.p90_us, m.algbw(), m.busbw(),
+                 m.wrong);
+    }
+    std::fflush(stdout);
+    all_.push_back(m);
+  }
+  const std::vector<Measurement>& all() const { return all_; }
+
+ private:
+  const bool json_;
+  std::vector<Measurement> all_;
+};
 
 void measure_threads(int ranks, const BenchOptions& options,
                      const std::function<void(const Measurement&)>& report) {
@@ -84,10 +99,20 @@ void measure_threads(int ranks, const BenchOptions& options,
     if (error) std::rethrow_exception(error);
 }
 
-// The workers of a job are this program again. Rank 0 puts its lines where we can read them.
-std::string run_workers(int ranks, const std::vector<std::string>& arguments) {
-  const int fd = memfd_create("tutti bench", 0);
-  if (fd < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
+// The workers of a job are this program again. Rank 0 writes its lines into a pipe to this process.
+void run_workers(int ranks, const std::vector<std::string>& arguments, Results& results) {
+  Pipe pipe = make_pipe();
+  std::exception_ptr error;
+  std::jthread reader([&] {
+    try {
+      std::ifstream lines(fmt::format("/proc/self/fd/{}", pipe.read.get()));
+      for (std::string line; std::getline(lines, line);)
+        results.add(from_json(nlohmann::json::parse(line)));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  });
+  Fd write_end = std::move(pipe.write);  // closed before the reader is joined
   std::vector<std::string> command{"tutti run",
                                    "-n",
                                    std::to_string(ranks),
@@ -95,17 +120,16 @@ std::string run_workers(int ranks, const std::vector<std::string>& arguments) {
                                    std::filesystem::read_symlink("/proc/self/exe").string(),
                                    "bench",
                                    "--into",
-                                   fmt::format("/proc/{}/fd/{}", getpid(), fd)};
+                                   fmt::format("/proc/{}/fd/{}", getpid(), write_end.get())};
   command.insert(command.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& argument : command) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  if (const int code = run(int(command.size()), argv.data()); code != 0)
-    throw std::runtime_error(fmt::format("the workers failed, with {}", code));
-  std::ostringstream lines;
-  lines << std::ifstream(fmt::format("/proc/self/fd/{}", fd)).rdbuf();
-  close(fd);
-  return lines.str();
+  const int code = run(int(command.size()), argv.data());
+  write_end.close();
+  reader.join();
+  if (error) std::rethrow_exception(error);
+  if (code != 0) throw std::runtime_error(fmt::format("the workers failed, with {}", code));
 }
 
 // A system that promises more memory than it has would end the ranks once they use it.
@@ -136,7 +160,7 @@ int bench(int argc, char** argv) {
   int ranks = 2;
   std::string dtype = "float32", reduce = "SUM", backend = "shm", plot_file, into;
   std::vector<std::string> peer_files;
-  bool json = false, no_pin = false, quiet = false;
+  bool json = false, no_pin = false;
   app.add_option("-n", ranks, "how many ranks (2)")->check(CLI::Range(1, 4096))->option_text("N");
   app.add_option("--op", options.op,
                  fmt::format("the collective: {} (all_reduce)", fmt::join(bench_ops(), ", ")))
@@ -174,7 +198,6 @@ int bench(int argc, char** argv) {
   app.add_option("--peers", peer_files, "files with lines of JSON, to be drawn beside ours")
       ->option_text("FILE...");
   app.add_option("--into", into)->group("");  // in a worker
-  app.add_flag("--quiet", quiet)->group("");  // as well
   if (const auto code = parse(app, argc, argv)) return *code;
   options.pin = !no_pin;
   std::vector<Measurement> peers;
@@ -199,48 +222,30 @@ int bench(int argc, char** argv) {
     return kUsageError;
   }
 
-  // On a terminal the table at the end would say the same again.
-  if (into.empty() && isatty(STDOUT_FILENO)) {
-    quiet = true;
-    fmt::print(stderr, "measuring {} from {} to {}, {:g} s or so each\n", options.op,
-               size_text(options.min_bytes), size_text(options.max_bytes), options.seconds);
-  }
-  std::ostringstream lines;
-  const auto report = [&](const Measurement& m) {
-    if (!quiet) fmt::print(stderr, "{}: {:.2f} us\n", size_text(m.bytes), m.median_us);
-    lines << m.to_json() << "\n";
-  };
   if (!into.empty()) {
-    const Group group = Group::from_environment();
-    measure(group, options, report);
-    if (group.rank() == 0) std::ofstream(into) << lines.str();
+    std::ofstream lines(into);
+    measure(Group::from_environment(), options,
+            [&](const Measurement& m) { lines << m.to_json() << std::endl; });
     return 0;
   }
   check_memory(ranks, options);
+  Results results(json);
   if (backend == "in_process") {
-    measure_threads(ranks, options, report);
+    measure_threads(ranks, options, [&](const Measurement& m) { results.add(m); });
   } else {
     if (backend != "shm") setenv("TUTTI_BACKEND", backend.c_str(), 1);  // for the workers
     setenv("OMP_NUM_THREADS", "1", 0);  // no worker uses it, so tutti run need not speak of it
-    std::vector<std::string> arguments{argv + 1, argv + argc};
-    if (quiet) arguments.insert(arguments.begin(), "--quiet");
-    lines << run_workers(ranks, arguments);
+    run_workers(ranks, {argv + 1, argv + argc}, results);
   }
 
-  std::istringstream ours(lines.str());
-  const std::vector<Measurement> results = read_lines(ours, "the workers");
-  if (json)
-    for (const Measurement& m : results) fmt::print("{}\n", m.to_json());
-  else
-    print_table(results);
   if (!plot_file.empty()) {
-    std::vector<Measurement> all = results;
+    std::vector<Measurement> all = results.all();
     all.insert(all.end(), peers.begin(), peers.end());
     std::ofstream file(plot_file);
     file << plot(all);
     if (!file.flush()) throw std::runtime_error(fmt::format("cannot write {}", plot_file));
   }
-  for (const Measurement& m : results)
+  for (const Measurement& m : results.all())
     if (m.wrong) return 1;
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 
 namespace tutti::tools {
@@ -26,6 +27,20 @@ class CommandLine : public CLI::App {
     struct Form : CLI::Formatter {
       std::string usage;
       std::string make_usage(const CLI::App*, std::string) const override { return usage; }
+      // Broken to fit a terminal of 80 columns.
+      std::string make_option_desc(const CLI::Option* option) const override {
+        std::istringstream words(option->get_description());
+        std::string text;
+        size_t column = 0;
+        for (std::string word; words >> word; column += word.size() + 1) {
+          if (column + word.size() > 80 - get_column_width())
+            text += '\n', column = 0;
+          else if (column)
+            text += ' ';
+          text += word;
+        }
+        return text;
+      }
     };
     const auto form = std::make_shared<Form>();
     form->usage = "usage: " + command + " " + arguments + "\n";

@@ -224,9 +224,9 @@ int timeline(int argc, char** argv) {
   std::vector<std::string> paths;
   CommandLine app(
       "tutti timeline", "merge OUT FILE...",
-      "Writes OUT, one timeline of all ranks of a job: each rank is a row, and the times are "
-      "those\n"
-      "of one clock. FILE is what a rank wrote under TUTTI_TIMELINE, or a folder with such files.\n"
+      "Writes OUT, one timeline of all ranks of a job: each rank is a row, and the\n"
+      "times are those of one clock. FILE is what a rank wrote under TUTTI_TIMELINE,\n"
+      "or a folder with such files.\n"
       "Open OUT in ui.perfetto.dev or chrome://tracing.\n\n"
       "  TUTTI_TIMELINE=trace.json tutti run -n 4 ./program\n"
       "  tutti timeline merge all.json trace.rank*.json\n");
