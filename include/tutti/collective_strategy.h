@@ -95,7 +95,9 @@ class CollectiveAllReduceStrategy : public Strategy {
   bool left_ = false;
 };
 
-// The same under its later name: the workers are those that a resolver finds.
+// The same under its later name: the workers are those that a resolver finds. A replica on each GPU
+// that this worker sees, or on one CPU device; workers that see the same GPUs do not share them
+// out.
 class MultiWorkerMirroredStrategy : public CollectiveAllReduceStrategy {
  public:
   explicit MultiWorkerMirroredStrategy(const CommunicationOptions& communication = {});

@@ -26,9 +26,9 @@ constexpr SettingDoc kDocs[] = {
      "had; empty: shared memory within a host, UCX between hosts with RDMA and TCP between others, "
      "and NCCL between GPUs"},
     {"TUTTI_COORDINATOR", "",
-     "the address of a coordination service that runs already, as under tutti run; empty: the "
-     "chief "
-     "runs it at its own address"},
+     "the address of a coordination service that runs already, as under tutti run, or at which "
+     "rank "
+     "0 runs it, under mpirun; empty: the chief runs it at its own address"},
     {"TUTTI_HEARTBEAT_TIMEOUT", "10",
      "seconds of silence after which a worker on another host counts as lost"},
     {"TUTTI_HOST_ID", "",

@@ -1,6 +1,9 @@
 #include "base/settings.h"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -38,6 +41,21 @@ class SettingsTest : public ::testing::Test {
  private:
   std::map<std::string, std::string> before_;
 };
+
+TEST_F(SettingsTest, AreTheOnesOfTheDocs) {
+  std::ifstream page(TUTTI_SOURCE_DIR "/docs/settings.md");
+  std::vector<std::string> rows, expected;
+  for (std::string line; std::getline(page, line);)
+    if (line.starts_with("| `TUTTI_"))
+      rows.push_back(line.starts_with("| `TUTTI_BACKEND`") ? "| `TUTTI_BACKEND`" : line);
+  for (const SettingDoc& doc : setting_docs())  // the page explains backends in its own words
+    expected.push_back(
+        doc.name == std::string("TUTTI_BACKEND")
+            ? "| `TUTTI_BACKEND`"
+            : fmt::format("| `{}` | {} | {} |", doc.name, doc.default_value, doc.meaning));
+  rows.resize(expected.size());  // a second table has the backends
+  EXPECT_EQ(rows, expected);
+}
 
 TEST_F(SettingsTest, HaveTheDocumentedDefaults) {
   const Settings s = read_settings();
