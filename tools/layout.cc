@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "group/algorithms/networked.h"
-#include "group/interfaces.h"
-#include "group/job.h"
-#include "group/tree.h"
+#include "group/net/networked.h"
+#include "job/interfaces.h"
+#include "job/job.h"
+#include "group/plan/tree.h"
 
 namespace tutti::tools {
 

@@ -29,7 +29,7 @@
 #include "cluster/checks.h"
 #include "cluster/coordination.h"
 #include "command.h"
-#include "group/interfaces.h"
+#include "job/interfaces.h"
 #include "hosts.h"
 #include "workers.h"
 

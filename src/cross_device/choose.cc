@@ -10,7 +10,7 @@
 
 #include "base/settings.h"
 #include "device/gpu.h"
-#include "group/nccl.h"
+#include "gpu/nccl.h"
 
 namespace tutti {
 

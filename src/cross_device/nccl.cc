@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/settings.h"
-#include "group/gpu_collectives.h"
+#include "gpu/gpu_collectives.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti::cross_device {

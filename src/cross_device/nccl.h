@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cross_device/packing.h"
-#include "group/nccl_link.h"
+#include "gpu/nccl_link.h"
 
 namespace tutti::cross_device {
 

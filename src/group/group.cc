@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "group/group_impl.h"
-#include "group/job.h"
+#include "job/job.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti {

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/settings.h"
-#include "group/job.h"
+#include "job/job.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
 

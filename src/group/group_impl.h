@@ -15,8 +15,8 @@
 #include "base/fork.h"
 #include "base/settings.h"
 #include "device/gpu.h"
-#include "group/backend.h"
-#include "group/gpu_collectives.h"
+#include "gpu/gpu_collectives.h"
+#include "group/core/backend.h"
 #include "group/record.h"
 #include "group/stragglers.h"
 

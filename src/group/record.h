@@ -4,7 +4,7 @@
 #include <array>
 #include <string>
 
-#include "group/operation.h"
+#include "group/core/operation.h"
 
 namespace tutti::group {
 

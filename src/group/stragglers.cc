@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "group/operation.h"
+#include "group/core/operation.h"
 
 namespace tutti::group {
 

@@ -5,7 +5,7 @@
 
 #include "base/fork.h"
 #include "group/group_impl.h"
-#include "group/job.h"
+#include "job/job.h"
 
 namespace tutti::detail {
 

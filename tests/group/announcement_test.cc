@@ -1,4 +1,4 @@
-#include "group/announcement.h"
+#include "job/announcement.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>

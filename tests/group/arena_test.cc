@@ -1,4 +1,4 @@
-#include "group/arena.h"
+#include "group/shm/arena.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

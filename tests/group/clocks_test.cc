@@ -1,5 +1,5 @@
 // How far clocks are apart.
-#include "group/clocks.h"
+#include "job/clocks.h"
 
 #include "group/group_impl.h"
 #include "group/ranks.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <mutex>
 
-#include "group/backends/network_backend.h"
+#include "group/net/network_backend.h"
 #include "group/secluded.h"
 
 namespace tutti::group {

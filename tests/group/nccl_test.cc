@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "device/failure.h"
-#include "group/gpu_collectives.h"
+#include "gpu/gpu_collectives.h"
 #include "group/ranks.h"
 #include "support/expect.h"
 #include "support/fake_nccl.h"

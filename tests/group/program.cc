@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "base/log.h"
-#include "group/arena.h"
+#include "group/shm/arena.h"
 #include "support/fake_nccl.h"
 
 using namespace tutti;

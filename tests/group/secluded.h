@@ -11,8 +11,8 @@
 #include <mutex>
 #include <vector>
 
-#include "group/backends/window_backend.h"
 #include "group/group_impl.h"
+#include "group/shm/window_backend.h"
 
 namespace tutti::testing {
 

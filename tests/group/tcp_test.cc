@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/module.h"
-#include "group/transport.h"
+#include "group/net/transport.h"
 
 namespace tutti::group {
 namespace {

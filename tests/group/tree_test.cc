@@ -1,5 +1,5 @@
 // Sums that are cut where hosts meet.
-#include "group/tree.h"
+#include "group/plan/tree.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

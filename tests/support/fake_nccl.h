@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-#include "group/nccl_link.h"
+#include "gpu/nccl_link.h"
 #include "kernels/cast.h"
 
 namespace tutti::testing {

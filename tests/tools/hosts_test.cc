@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "group/interfaces.h"
+#include "job/interfaces.h"
 #include "tool.h"
 
 namespace tutti::testing {

@@ -1,0 +1,38 @@
+#include "cuda/check.h"
+
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+namespace tutti::cuda {
+
+namespace {
+
+bool is_single_card() {
+  static const bool single = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count == 1;
+  }();
+  return single;
+}
+
+}  // namespace
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would report it again
+  const std::string text =
+      fmt::format("{}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
+  if (status == cudaErrorMemoryAllocation) throw ResourceExhaustedError(text);
+  throw InternalError(text);
+}
+
+OnCard::OnCard(int card) {
+  if (is_single_card()) return;
+  check(cudaGetDevice(&outer_), "cudaGetDevice");
+  if (outer_ == card)
+    outer_ = -1;
+  else
+    check(cudaSetDevice(card), "cudaSetDevice");
+}
+
+}  // namespace tutti::cuda

@@ -1,0 +1,623 @@
+#include "gpu/gpu_collectives.h"
+
+#include <fmt/format.h>
+#include <tutti/error.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <numeric>
+
+#include "base/log.h"
+#include "device/failure.h"
+
+namespace tutti::group {
+
+namespace {
+
+using detail::GroupCall;
+using detail::Memory;
+
+constexpr size_t kAlign = 256;
+
+size_t bytes_of(const Memory& memory) { return size_t(memory.count) * size_of(memory.dtype); }
+size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
+const std::byte* at(const void* data, size_t bytes) {
+  return static_cast<const std::byte*>(data) + bytes;
+}
+
+bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+// A mean is a sum, divided when it is complete.
+ReduceOp combining(ReduceOp op) { return op == ReduceOp::MEAN ? ReduceOp::SUM : op; }
+
+// What the ranks of a group are to its watch.
+class Ranks : public NcclLink::Others {
+ public:
+  explicit Ranks(Backend& backend) : backend_(backend) {}
+  void check(const std::string& during) override { backend_.check(during); }
+  void fail(ErrorCode code, const std::string& text) noexcept override {
+    try {
+      backend_.poison(code, text);
+    } catch (const std::exception&) {
+      // The others have their own deadline.
+    }
+  }
+  std::string me() const override {
+    const std::string address = backend_.address(backend_.rank());
+    return address.empty() ? fmt::format("rank {}", backend_.rank())
+                           : fmt::format("rank {} ({})", backend_.rank(), address);
+  }
+
+ private:
+  Backend& backend_;
+};
+
+template <size_t N>
+void put(char (&to)[N], const std::string& text) {
+  const size_t bytes = std::min(text.size(), N - 1);
+  std::memcpy(to, text.data(), bytes);
+  to[bytes] = 0;
+}
+
+}  // namespace
+
+std::optional<DType> type_in_nccl(ReduceOp op, DType dtype) {
+  const bool least_or_most = op == ReduceOp::MIN || op == ReduceOp::MAX;
+  switch (dtype) {
+    case DType::boolean: return DType::uint8;  // has MIN and MAX only
+    case DType::int16:
+    case DType::uint16: return {};
+    case DType::float16:
+    case DType::bfloat16:
+      if (least_or_most) return {};  // NCCL's lose a NaN
+      return DType::float32;         // rounded once, at the end
+    case DType::float32:
+    case DType::float64:
+      if (least_or_most) return {};
+      return dtype;
+    default:
+      if (op == ReduceOp::MEAN) return {};  // its sum would have to be wider
+      return dtype;
+  }
+}
+
+std::string why_not_nccl(std::span<const GpuHello> ranks) {
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (ranks[r].trouble[0]) return fmt::format("rank {}: {}", r, ranks[r].trouble);
+  for (size_t r = 0; r < ranks.size(); ++r)
+    for (size_t other = 0; other < r; ++other)
+      if (std::strcmp(ranks[r].gpu, ranks[other].gpu) == 0)
+        return fmt::format("ranks {} and {} use the same GPU ({})", other, r, ranks[r].gpu);
+  return {};
+}
+
+Uses uses_of(const GroupCall& call, int rank) {
+  const bool at_root = call.root == rank;
+  switch (call.kind) {
+    case Collective::all_reduce:
+    case Collective::all_gather:
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+    case Collective::split: return {true, true};
+    case Collective::reduce:
+    case Collective::gather: return {true, at_root};
+    case Collective::scatter: return {at_root, true};
+    case Collective::broadcast: return {at_root, !at_root};
+    case Collective::send: return {true, false};
+    case Collective::recv: return {false, true};
+    case Collective::barrier: break;
+  }
+  return {false, false};
+}
+
+// Memory of a GPU for the time of one operation, in the order of its stream.
+class GpuCollectives::Scratch {
+ public:
+  Scratch(const Gpus& gpus, int card)
+      : runtime_(gpus.runtime), card_(card), stream_(gpus.current_stream(card)) {}
+  ~Scratch() {
+    for (void* const block : blocks_) runtime_.deallocate(card_, block, stream_);
+  }
+  Scratch(const Scratch&) = delete;
+
+  std::byte* take(size_t bytes) {
+    blocks_.push_back(
+        device::allocate_on_card(runtime_, card_, std::max<size_t>(bytes, 1), stream_));
+    return static_cast<std::byte*>(blocks_.back());
+  }
+
+ private:
+  device::GpuRuntime& runtime_;
+  const int card_;
+  const device::Stream stream_;
+  std::vector<void*> blocks_;
+};
+
+// Work for the fused kernel, as one launch.
+class GpuCollectives::Reductions {
+ public:
+  void add(ReduceOp op, DType dtype, std::vector<const void*> inputs, std::vector<void*> outputs,
+           int64_t count, int64_t divisor = 1) {
+    const std::vector<const void*>& from = from_.emplace_back(std::move(inputs));
+    const std::vector<void*>& to = to_.emplace_back(std::move(outputs));
+    list_.push_back({.inputs = from,
+                     .outputs = to,
+                     .count = count,
+                     .dtype = dtype,
+                     .op = op,
+                     .divisor = divisor});
+  }
+  void run(const Gpus& gpus, int card) {
+    if (!list_.empty()) gpus.kernels.reduce(card, gpus.current_stream(card), list_);
+    list_.clear();
+  }
+
+ private:
+  std::vector<kernels::Reduction> list_;
+  std::deque<std::vector<const void*>> from_;
+  std::deque<std::vector<void*>> to_;
+};
+
+std::byte* GpuCollectives::Pinned::get(size_t bytes) {
+  if (bytes > size_ || !data_) {
+    clear();
+    data_ = runtime_.allocate_pinned(std::max<size_t>(bytes, 1));
+    size_ = bytes;
+  }
+  return static_cast<std::byte*>(data_);
+}
+
+GpuCollectives::GpuCollectives(Backend& backend, const Gpus& gpus, bool required)
+    : backend_(backend),
+      gpus_(gpus),
+      required_(required),
+      for_collectives_(gpus.runtime),
+      for_sends_(gpus.runtime),
+      for_recvs_(gpus.runtime) {}
+
+GpuCollectives::~GpuCollectives() = default;
+
+NcclLink* GpuCollectives::meet(const GpuOperation& operation, std::span<const Piece> list) {
+  if (through_host_ || operation.what.place != Place::gpu) return nullptr;
+  int64_t mine = operation.card;
+  std::vector<int64_t> all(size_t(backend_.size()));
+  backend_.run(operation.what,
+               {Collective::all_gather,
+                {&mine, 1, DType::int64},
+                {all.data(), int64_t(all.size()), DType::int64}},
+               operation.patience, list);
+  const std::vector<int> cards(all.begin(), all.end());
+  if (const auto found = links_.find(cards); found != links_.end()) return found->second.get();
+  return connect(operation, cards);
+}
+
+NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vector<int>& cards) {
+  // Two processes may share a GPU, where NCCL takes them to be on two hosts.
+  const char* const host = std::getenv("NCCL_HOSTID");
+  GpuHello mine{};
+  put(mine.gpu, gpus_.runtime.identity(operation.card) +
+                    (host && *host ? fmt::format(", NCCL_HOSTID {}", host) : ""));
+  if (!gpus_.nccl()) put(mine.trouble, gpus_.why_no_nccl());
+  std::vector<GpuHello> all(size_t(backend_.size()));
+  const Description hello{.kind = Collective::all_gather,
+                          .dtype = DType::uint8,
+                          .extents = {sizeof(GpuHello)},
+                          .others = Description::kGpus};
+  backend_.run(hello,
+               {Collective::all_gather,
+                {&mine, sizeof(GpuHello), DType::uint8},
+                {all.data(), int64_t(all.size() * sizeof(GpuHello)), DType::uint8}},
+               operation.patience);
+  if (const std::string why = why_not_nccl(all); !why.empty()) {
+    if (required_)
+      throw UnavailableError(
+          fmt::format("\"nccl\" needs a GPU of its own for every rank: {}; unset "
+                      "TUTTI_BACKEND=nccl to go through host memory",
+                      why));
+    base::log_once(base::LogLevel::warning,
+                   fmt::format("\"nccl\" needs a GPU of its own for every rank: {}; falling back "
+                               "to host memory, by the group's own way",
+                               why));
+    through_host_ = true;
+    return nullptr;
+  }
+
+  const NcclModule& nccl = *gpus_.nccl();
+  std::string id;
+  if (backend_.rank() == 0) id = nccl.unique_id();
+  std::array<char, 256> told{};
+  std::ranges::copy(id, told.begin() + 1);
+  told[0] = char(id.size());
+  const Description naming{.kind = Collective::broadcast,
+                           .dtype = DType::uint8,
+                           .root = 0,
+                           .extents = {int64_t(told.size())},
+                           .others = Description::kGpus};
+  const Memory memory{told.data(), int64_t(told.size()), DType::uint8};
+  backend_.run(naming, detail::in_place(Collective::broadcast, memory, ReduceOp::SUM, 0),
+               operation.patience);
+  id.assign(told.data() + 1, uint8_t(told[0]));
+
+  auto others = std::make_unique<Ranks>(backend_);
+  NcclCommunicators communicators;
+  try {
+    communicators.push_back(nccl.open(id, backend_.rank(), backend_.size(), operation.card,
+                                      still_wanted(operation, others.get())));
+  } catch (const UnavailableError&) {
+    await_reason([&] { others->check(described(operation.what, operation.number)); });
+    throw;
+  }
+  std::unique_ptr<NcclLink>& link = links_[cards];
+  link = std::make_unique<NcclLink>(gpus_, std::move(communicators), std::vector{operation.card},
+                                    std::move(others));
+  return link.get();
+}
+
+void GpuCollectives::wait_for_card(int card) {
+  gpus_.runtime.synchronize(card, gpus_.current_stream(card));
+  device::throw_failure(card);
+}
+
+void GpuCollectives::copy_down(const GpuOperation& operation, void* to, const void* from,
+                               size_t bytes) {
+  if (bytes)
+    gpus_.runtime.copy(operation.card, to, from, bytes, gpus_.current_stream(operation.card));
+}
+
+void GpuCollectives::copy_up(const GpuOperation& operation, void* to, const void* from,
+                             size_t bytes) {
+  copy_down(operation, to, from, bytes);  // it finds out where they are
+}
+
+void GpuCollectives::run(const GpuOperation& operation, const GroupCall& call) {
+  if (call.kind == Collective::send || call.kind == Collective::recv)
+    return staged(operation, call);
+  if (backend_.size() == 1) return alone(operation, call);
+  if (NcclLink* const link = meet(operation)) return by_nccl(operation, call, *link);
+  staged(operation, call);
+}
+
+void GpuCollectives::all_reduce(const GpuOperation& operation, const LeafReduction& reduction) {
+  if (backend_.size() == 1) {
+    Reductions work;
+    for (const Piece& piece : reduction.pieces)
+      if (piece.count)
+        work.add(reduction.op, piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
+                 {piece.outputs.begin(), piece.outputs.end()}, piece.count,
+                 int64_t(reduction.owners.size()));
+    return work.run(gpus_, operation.card);
+  }
+  if (NcclLink* const link = meet(operation, reduction.pieces))
+    return by_nccl(operation, reduction, -1, *link);
+  staged(operation, reduction);
+}
+
+// The one rank has it all.
+void GpuCollectives::alone(const GpuOperation& operation, const GroupCall& call) {
+  if (call.in.data == call.out.data || call.in.count == 0) return;
+  Reductions work;
+  work.add(call.op, call.in.dtype, {call.in.data}, {call.out.data}, call.in.count);
+  const bool combines = call.kind == Collective::all_reduce || call.kind == Collective::reduce ||
+                        call.kind == Collective::reduce_scatter;
+  if (combines) return work.run(gpus_, operation.card);
+  gpus_.runtime.copy(operation.card, call.out.data, call.in.data, bytes_of(call.in),
+                     gpus_.current_stream(operation.card));
+}
+
+void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call) {
+  const Uses uses = uses_of(call, backend_.rank());
+  const bool in_place = call.in.data == call.out.data;
+  Pinned& memory = call.kind == Collective::send   ? for_sends_
+                   : call.kind == Collective::recv ? for_recvs_
+                                                   : for_collectives_;
+  const size_t in_bytes = aligned(bytes_of(call.in)), out_bytes = bytes_of(call.out);
+  // What begins at the same place may be longer on one side: the first part of what is gathered.
+  std::byte* const buffer =
+      memory.get(in_place ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes);
+  GroupCall host = call;
+  host.in = {buffer, call.in.count, call.in.dtype};
+  host.out = {in_place ? buffer : buffer + in_bytes, call.out.count, call.out.dtype};
+  if (uses.in) {
+    copy_down(operation, host.in.data, call.in.data, bytes_of(call.in));
+    wait_for_card(operation.card);
+  }
+  backend_.run(operation.what, host, operation.patience);
+  if (!uses.out) return;
+  copy_up(operation, call.out.data, host.out.data, bytes_of(call.out));
+  wait_for_card(operation.card);  // the buffer is for the next
+}
+
+void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& reduction) {
+  size_t bytes = 0;
+  for (const Piece& piece : reduction.pieces)
+    bytes += aligned(size_t(piece.count) * size_of(piece.dtype)) * piece.inputs.size() +
+             aligned(size_t(piece.count) * size_of(result_dtype(reduction.op, piece.dtype)));
+  std::byte* next = for_collectives_.get(bytes);
+  const auto take = [&](size_t size) { return std::exchange(next, next + aligned(size)); };
+
+  std::deque<std::vector<const void*>> inputs;
+  std::deque<void*> outputs;
+  std::vector<Piece> pieces;
+  for (const Piece& piece : reduction.pieces) {
+    const size_t size = size_t(piece.count) * size_of(piece.dtype);
+    std::vector<const void*>& from = inputs.emplace_back();
+    for (const void* const input : piece.inputs) {
+      std::byte* const to = take(size);
+      copy_down(operation, to, input, size);
+      from.push_back(to);
+    }
+    outputs.push_back(take(size_t(piece.count) * size_of(result_dtype(reduction.op, piece.dtype))));
+    pieces.push_back({from,
+                      {&outputs.back(), size_t(piece.outputs.empty() ? 0 : 1)},
+                      piece.count,
+                      piece.dtype,
+                      piece.shape,
+                      piece.number});
+  }
+  wait_for_card(operation.card);
+  backend_.all_reduce(operation.what, {pieces, reduction.owners, reduction.op}, operation.patience);
+  for (size_t i = 0; i < pieces.size(); ++i)
+    for (void* const output : reduction.pieces[i].outputs)
+      copy_up(operation, output, outputs[i],
+              size_t(pieces[i].count) * size_of(result_dtype(reduction.op, pieces[i].dtype)));
+  wait_for_card(operation.card);
+}
+
+void GpuCollectives::by_nccl(const GpuOperation& operation, const LeafReduction& reduction,
+                             int root, NcclLink& link) {
+  const int card = operation.card, n = backend_.size();
+  const bool wanted = root < 0 || root == backend_.rank();
+  const device::Stream stream = gpus_.current_stream(card);
+  const auto leaves = int64_t(reduction.owners.size());
+  const ReduceOp op = reduction.op;
+  Scratch scratch(gpus_, card);
+
+  // What NCCL gets and gives of each piece.
+  struct Part {
+    const Piece& piece;
+    std::optional<DType> type;  // none: NCCL gathers all leaves
+    const void* from;
+    void* to;
+  };
+  std::vector<Part> parts;
+  Reductions before, after;
+  for (const Piece& piece : reduction.pieces) {
+    if (piece.count == 0) continue;
+    const size_t bytes = size_t(piece.count) * size_of(piece.dtype);
+    Part part{piece, type_in_nccl(op, piece.dtype), piece.inputs[0], nullptr};
+    if (!part.type) {
+      if (piece.inputs.size() > 1) {
+        std::byte* const all = scratch.take(bytes * piece.inputs.size());
+        for (size_t i = 0; i < piece.inputs.size(); ++i)
+          gpus_.runtime.copy(card, all + i * bytes, piece.inputs[i], bytes, stream);
+        part.from = all;
+      }
+      if (wanted) part.to = scratch.take(bytes * size_t(leaves));
+    } else if (is_half(piece.dtype)) {
+      const size_t wide = size_t(piece.count) * sizeof(float);
+      std::vector<const void*> widened;
+      for (const void* const input : piece.inputs) {
+        std::byte* const to = scratch.take(wide);
+        gpus_.kernels.cast(card, stream, input, piece.dtype, to, DType::float32, piece.count);
+        widened.push_back(to);
+      }
+      part.to = const_cast<void*>(widened[0]);
+      part.from = part.to;
+      if (widened.size() > 1)
+        before.add(combining(op), DType::float32, widened, {part.to}, piece.count);
+    } else {
+      part.to = wanted && !piece.outputs.empty() ? piece.outputs[0] : scratch.take(bytes);
+      if (piece.inputs.size() > 1) {
+        before.add(combining(op), piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
+                   {part.to}, piece.count);
+        part.from = part.to;
+      }
+    }
+    parts.push_back(part);
+  }
+  if (parts.empty()) return;
+  before.run(gpus_, card);
+
+  NcclCommunicator& nccl = link.communicator();
+  link.launch(operation, [&] {
+    for (const Part& part : parts) {
+      const size_t bytes =
+          size_t(part.piece.count) * size_of(part.piece.dtype) * part.piece.inputs.size();
+      if (part.type && root < 0)
+        nccl.all_reduce(part.from, part.to, part.piece.count, *part.type, combining(op), stream);
+      else if (part.type)
+        nccl.reduce(part.from, part.to, part.piece.count, *part.type, combining(op), root, stream);
+      else if (root < 0)
+        nccl.all_gather(part.from, part.to, bytes, stream);
+      else if (!wanted)
+        nccl.send(part.from, bytes, root, stream);
+      else
+        for (int r = 0; r < n; ++r)
+          if (r != root) nccl.recv(at(part.to, bytes * size_t(r)), bytes, r, stream);
+    }
+  });
+  if (!wanted) return;
+
+  for (const Part& part : parts) {
+    const Piece& piece = part.piece;
+    const std::vector<void*> outputs(piece.outputs.begin(), piece.outputs.end());
+    const size_t bytes = size_t(piece.count) * size_of(piece.dtype);
+    if (!part.type) {
+      if (root >= 0)
+        gpus_.runtime.copy(card, at(part.to, bytes * piece.inputs.size() * size_t(root)), part.from,
+                           bytes * piece.inputs.size(), stream);
+      std::vector<const void*> all;
+      for (int64_t i = 0; i < leaves; ++i) all.push_back(at(part.to, bytes * size_t(i)));
+      after.add(op, piece.dtype, std::move(all), outputs, piece.count, leaves);
+    } else if (is_half(piece.dtype)) {
+      if (op == ReduceOp::MEAN)
+        after.add(op, DType::float32, {part.to}, {part.to}, piece.count, leaves);
+    } else if (op == ReduceOp::MEAN || outputs.size() > 1) {
+      after.add(op, piece.dtype, {part.to}, outputs, piece.count, leaves);
+    }
+  }
+  after.run(gpus_, card);
+  for (const Part& part : parts)
+    if (part.type && is_half(part.piece.dtype))
+      for (void* const output : part.piece.outputs)
+        gpus_.kernels.cast(card, stream, part.to, DType::float32, output, part.piece.dtype,
+                           part.piece.count);
+}
+
+// reduce_scatter: every rank gets its part of the combination.
+void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupCall& call,
+                                     NcclLink& link) {
+  const int card = operation.card, n = backend_.size();
+  const device::Stream stream = gpus_.current_stream(card);
+  const int64_t count = call.in.count / n;
+  const size_t bytes = size_t(count) * size_of(call.in.dtype);
+  const std::optional<DType> type = type_in_nccl(call.op, call.in.dtype);
+  NcclCommunicator& nccl = link.communicator();
+  Scratch scratch(gpus_, card);
+  Reductions after;
+  if (!type) {
+    std::byte* const parts = scratch.take(bytes * size_t(n));
+    link.launch(operation, [&] {
+      for (int r = 0; r < n; ++r) {
+        if (r == backend_.rank()) continue;
+        nccl.send(at(call.in.data, bytes * size_t(r)), bytes, r, stream);
+        nccl.recv(parts + bytes * size_t(r), bytes, r, stream);
+      }
+    });
+    const size_t mine = bytes * size_t(backend_.rank());
+    gpus_.runtime.copy(card, parts + mine, at(call.in.data, mine), bytes, stream);
+    std::vector<const void*> all;
+    for (int r = 0; r < n; ++r) all.push_back(parts + bytes * size_t(r));
+    after.add(call.op, call.in.dtype, std::move(all), {call.out.data}, count, n);
+    return after.run(gpus_, card);
+  }
+  const bool wide = is_half(call.in.dtype);
+  const void* from = call.in.data;
+  void* to = call.out.data;
+  if (wide) {
+    std::byte* const widened = scratch.take(size_t(call.in.count) * sizeof(float));
+    gpus_.kernels.cast(card, stream, from, call.in.dtype, widened, *type, call.in.count);
+    from = widened;
+    to = scratch.take(size_t(count) * sizeof(float));
+  }
+  link.launch(operation,
+              [&] { nccl.reduce_scatter(from, to, count, *type, combining(call.op), stream); });
+  if (call.op == ReduceOp::MEAN) after.add(call.op, *type, {to}, {to}, count, n);
+  after.run(gpus_, card);
+  if (wide) gpus_.kernels.cast(card, stream, to, *type, call.out.data, call.out.dtype, count);
+}
+
+void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& call, NcclLink& link) {
+  const int card = operation.card, n = backend_.size(), me = backend_.rank(), root = call.root;
+  const device::Stream stream = gpus_.current_stream(card);
+  NcclCommunicator& nccl = link.communicator();
+  const auto copy = [&](void* to, const void* from, size_t bytes) {
+    if (to != from) gpus_.runtime.copy(card, to, from, bytes, stream);
+  };
+  const size_t in_bytes = bytes_of(call.in), out_bytes = bytes_of(call.out);
+  switch (call.kind) {
+    case Collective::all_reduce:
+    case Collective::reduce: {
+      const void* const in = call.in.data;
+      void* const out = call.out.data;
+      const Piece piece{{&in, 1}, {&out, 1}, call.in.count, call.in.dtype};
+      std::vector<int> owners(size_t(n), 0);
+      std::iota(owners.begin(), owners.end(), 0);
+      return by_nccl(operation, {{&piece, 1}, owners, call.op},
+                     call.kind == Collective::reduce ? root : -1, link);
+    }
+    case Collective::reduce_scatter:
+      if (in_bytes) scatter_by_nccl(operation, call, link);
+      return;
+    case Collective::broadcast:
+      if (out_bytes)
+        link.launch(operation, [&] { nccl.broadcast(call.out.data, out_bytes, root, stream); });
+      return;
+    case Collective::all_gather:
+      if (in_bytes)
+        link.launch(operation,
+                    [&] { nccl.all_gather(call.in.data, call.out.data, in_bytes, stream); });
+      return;
+    case Collective::gather:
+      if (!in_bytes) return;
+      link.launch(operation, [&] {
+        if (me != root) return nccl.send(call.in.data, in_bytes, root, stream);
+        for (int r = 0; r < n; ++r)
+          if (r != root) nccl.recv(at(call.out.data, in_bytes * size_t(r)), in_bytes, r, stream);
+      });
+      if (me == root) copy(at(call.out.data, in_bytes * size_t(me)), call.in.data, in_bytes);
+      return;
+    case Collective::scatter:
+      if (!out_bytes) return;
+      link.launch(operation, [&] {
+        if (me != root) return nccl.recv(call.out.data, out_bytes, root, stream);
+        for (int r = 0; r < n; ++r)
+          if (r != root) nccl.send(at(call.in.data, out_bytes * size_t(r)), out_bytes, r, stream);
+      });
+      if (me == root) copy(call.out.data, at(call.in.data, out_bytes * size_t(me)), out_bytes);
+      return;
+    case Collective::all_to_all: {
+      if (!in_bytes) return;
+      const size_t part = in_bytes / size_t(n);
+      Scratch scratch(gpus_, card);
+      const void* from = call.in.data;
+      if (from == call.out.data) {
+        std::byte* const kept = scratch.take(in_bytes);
+        copy(kept, from, in_bytes);
+        from = kept;
+      }
+      link.launch(operation, [&] {
+        for (int r = 0; r < n; ++r) {
+          if (r == me) continue;
+          nccl.send(at(from, part * size_t(r)), part, r, stream);
+          nccl.recv(at(call.out.data, part * size_t(r)), part, r, stream);
+        }
+      });
+      return copy(at(call.out.data, part * size_t(me)), at(from, part * size_t(me)), part);
+    }
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv:
+    case Collective::split: break;
+  }
+  throw InternalError(fmt::format("{}: not an operation on GPUs", name(call.kind)));
+}
+
+void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memory& in,
+                                       const Memory& out, std::span<const int64_t> counts) {
+  const size_t element = size_of(in.dtype);
+  const int me = backend_.rank(), n = backend_.size();
+  const device::Stream stream = gpus_.current_stream(operation.card);
+  std::vector<size_t> begins;
+  size_t total = 0;
+  for (const int64_t count : counts)
+    begins.push_back(std::exchange(total, total + size_t(count) * element));
+  NcclLink* const link = n > 1 ? meet(operation) : nullptr;
+  if (n > 1 && !link) {
+    std::byte* const buffer = for_collectives_.get(aligned(bytes_of(in)) + total);
+    copy_down(operation, buffer, in.data, bytes_of(in));
+    wait_for_card(operation.card);
+    const Memory host_in{buffer, in.count, in.dtype};
+    const Memory host_out{buffer + aligned(bytes_of(in)), out.count, out.dtype};
+    backend_.all_gather_uneven(operation.what, host_in, host_out, counts, operation.patience);
+    copy_up(operation, out.data, host_out.data, total);
+    return wait_for_card(operation.card);
+  }
+  if (link && total)
+    link->launch(operation, [&] {
+      for (int r = 0; r < n; ++r) {
+        if (r == me) continue;
+        const size_t theirs = size_t(counts[size_t(r)]) * element;
+        if (in.count) link->communicator().send(in.data, bytes_of(in), r, stream);
+        if (theirs) link->communicator().recv(at(out.data, begins[size_t(r)]), theirs, r, stream);
+      }
+    });
+  if (in.count)
+    gpus_.runtime.copy(operation.card, at(out.data, begins[size_t(me)]), in.data, bytes_of(in),
+                       stream);
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,56 @@
+// What a group runs on. A backend is one file: it brings the ranks together and says how they reach
+// each other's memory.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/core/operation.h"
+
+namespace tutti::group {
+
+// One rank's side of a group. Collectives come one at a time; a send and a recv may go on beside
+// them. Arguments have been checked.
+class Backend {
+ public:
+  virtual ~Backend() = default;  // leaves the group, without waiting
+  virtual const char* name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string address(int rank) const = 0;  // "worker-2:5000"; empty for a thread
+  virtual bool is_local(int rank) const = 0;        // on the same host as this rank
+
+  // What is done is the call's; what the ranks must agree on, and what errors speak of, is `what`.
+  // `list`: the tensors behind `what`, if it describes a list.
+  virtual void run(const Description& what, const detail::GroupCall& call, Patience patience,
+                   std::span<const Piece> list) = 0;
+  void run(const Description& what, const detail::GroupCall& call, Patience patience) {
+    run(what, call, patience, {});
+  }
+  virtual void all_reduce(const Description& what, const LeafReduction& reduction,
+                          Patience patience) = 0;
+  // counts[r] elements from rank r.
+  virtual void all_gather_uneven(const Description& what, const detail::Memory& in,
+                                 const detail::Memory& out, std::span<const int64_t> counts,
+                                 Patience patience) = 0;
+
+  // A group of those ranks of this one that are named, in this order; a collective.
+  virtual std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) = 0;
+
+  // Memory that all ranks reach.
+  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
+
+  // Throws where the group has failed, or has lost a rank; `during` starts the text. Beside
+  // everything else.
+  virtual void check(const std::string& during) = 0;
+
+  // Every rank gets this error from now on, unless there was one before.
+  virtual void poison(ErrorCode code, const std::string& text) = 0;
+};
+
+std::vector<std::unique_ptr<Backend>> make_in_process(int n);
+
+}  // namespace tutti::group

@@ -1,0 +1,755 @@
+// The module "tcp": a Transport over sockets, for hosts with nothing faster between them.
+//
+// Every two ranks have one connection, made when the job begins; from then on nobody can connect. A
+// message is its head and its bytes. What is awaited goes from the socket to where it belongs
+// without a copy in between, and who waits for one rank asks its socket alone.
+#include <fmt/format.h>
+#include <linux/sockios.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <sstream>
+#include <utility>
+
+#include "base/module.h"
+#include "group/net/transport.h"
+#include "group/net/transport_parts.h"
+
+namespace tutti::group {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// What was sent to a rank that takes nothing any more is waited for this long, before the
+// connection is cut.
+constexpr milliseconds kPatience(200);
+// How often a rank that waits for others to connect looks whether the job goes on.
+constexpr milliseconds kLook(100);
+// What is read beyond the end of the message that is being read.
+constexpr size_t kAhead = 16 << 10;
+// So little is written from one place, with its head.
+constexpr size_t kLittle = 4 << 10;
+// Of messages that nobody waits for yet, from one rank. Then it is the sender who waits.
+constexpr size_t kMostEarly = 64 << 20;
+// Strangers that have not said who they are.
+constexpr size_t kMostStrangers = 256;
+
+constexpr uint32_t kMark = 0x7475'7474;
+
+struct Head {
+  uint64_t bytes;
+  uint32_t tag;
+  uint32_t mark = kMark;
+};
+
+using Secret = std::array<unsigned char, 16>;
+
+// The first thing on a connection.
+struct Hello {
+  uint64_t mark = kMark;
+  Secret secret{};  // of whom is called, known to those that it gave its address
+  uint32_t to = 0, from = 0;
+};
+
+class File {
+ public:
+  explicit File(int fd = -1) : fd_(fd) {}
+  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~File() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+std::string problem(int error) { return std::generic_category().message(error); }
+
+}  // namespace
+
+class Transport::Message {
+ public:
+  int peer;
+  bool sending;
+  State state;
+  std::byte* data;
+  size_t bytes;
+  Head head;        // of what is sent; of what is received, the tag
+  size_t done = 0;  // of head and data, sent
+};
+
+namespace {
+
+// A message that came before it was asked for.
+struct Early {
+  uint32_t tag;
+  size_t bytes;
+  std::unique_ptr<std::byte[]> data;
+};
+
+struct Peer {
+  File file;
+  std::atomic<const char*> loss{nullptr};
+  uint32_t interest = 0;  // of the epoll
+
+  // What comes: a head, then `left` bytes, which go to `to`, or nowhere.
+  Head head{};
+  size_t head_bytes = 0;
+  size_t left = 0;
+  std::byte* to = nullptr;
+  Transport::Message* into = nullptr;
+  std::unique_ptr<Early> aside;
+  std::deque<Transport::Message*> posted;
+  std::list<std::unique_ptr<Early>> early;
+  size_t early_bytes = 0;
+
+  std::deque<Transport::Message*> unsent;
+
+  bool in_message() const { return head_bytes == sizeof(Head); }
+  // One receive is always posted, for what a rank says besides.
+  bool is_full() const { return early_bytes >= kMostEarly && posted.size() <= 1 && !into; }
+};
+
+class TcpTransport : public Transport {
+ public:
+  // A connection per rank; none to this one.
+  TcpTransport(std::vector<File> files, int rank) : peers_(files.size()) {
+    epoll_ = File(epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll_)
+      throw ResourceExhaustedError(
+          fmt::format("tcp: no epoll: {}; raise ulimit -n", problem(errno)));
+    for (size_t r = 0; r < peers_.size(); ++r) {
+      if (int(r) == rank) continue;
+      peers_[r].file = std::move(files[r]);
+      watch(peers_[r]);
+    }
+  }
+  ~TcpTransport() override {
+    for (const Peer& peer : peers_)
+      if (peer.file) shutdown(peer.file.get(), SHUT_WR);
+  }
+
+  const char* name() const override { return "tcp"; }
+
+  Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
+    std::lock_guard lock(mutex_);
+    Peer& peer = peers_[size_t(to)];
+    const Head head{bytes, uint32_t(tag)};
+    if (!peer.file) return message({to, true, State::failed, nullptr, 0, head});
+    auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(data));
+    ssize_t sent = 0;
+    if (peer.unsent.empty()) {
+      sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
+                              : send_from(peer, head, from, bytes, 0);
+      if (sent == ssize_t(sizeof(head) + bytes)) return nullptr;
+      // Why it failed, and what came before, is to be read.
+      if (sent < 0) return message({to, true, State::failed, nullptr, 0, head});
+    }
+    Message* const waits = message({to, true, State::under_way, from, bytes, head, size_t(sent)});
+    peer.unsent.push_back(waits);
+    ++unsent_;
+    watch(peer);
+    return waits;
+  }
+
+  Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
+    std::lock_guard lock(mutex_);
+    Peer& peer = peers_[size_t(from)];
+    const uint32_t short_tag = uint32_t(tag);
+    auto* const to = static_cast<std::byte*>(data);
+    Message asked{from, false, State::under_way, to, bytes, {bytes, short_tag}};
+    const auto found =
+        std::ranges::find(peer.early, short_tag, [](const auto& e) { return e->tag; });
+    if (found != peer.early.end()) {
+      const std::unique_ptr<Early> early = std::move(*found);
+      peer.early.erase(found);
+      peer.early_bytes -= early->bytes;
+      watch(peer);
+      deliver(*early, asked);
+      return asked.state == State::over ? nullptr : message(asked);
+    }
+    if (peer.aside && peer.aside->tag == short_tag) {
+      // It is on its way: the rest goes where it belongs.
+      const std::unique_ptr<Early> aside = std::move(peer.aside);
+      peer.to = nullptr;
+      if (aside->bytes > bytes) {
+        asked.state = State::too_long;
+        return message(asked);
+      }
+      const size_t there = aside->bytes - peer.left;
+      if (there) std::memcpy(to, aside->data.get(), there);
+      peer.to = to + there;
+      peer.into = message(asked);
+      watch(peer);
+      return peer.into;
+    }
+    Message* const waits = message(asked);
+    peer.posted.push_back(waits);
+    watch(peer);
+    return waits;
+  }
+
+  State test(Message* message) override {
+    if (!message) return State::over;
+    std::lock_guard lock(mutex_);
+    return test_locked(message);
+  }
+  State advance(Message* message, int times) override {
+    if (!message) return State::over;
+    std::lock_guard lock(mutex_);
+    State state = test_locked(message);
+    for (int i = 0; i < times && state == State::under_way; ++i) {
+      // Where nothing waits to be sent, only one socket matters; the others get a look now and
+      // then.
+      bool much = false;
+      if (message->sending || unsent_ || i + 1 == times)
+        progress_locked();
+      else if ((much = read(peers_[size_t(message->peer)])))
+        sleepers_.wake();
+      state = test_locked(message);
+      if (much) break;  // other threads may want to send
+    }
+    return state;
+  }
+
+  bool is_under_way(const Message* message) override {
+    std::lock_guard lock(mutex_);
+    return message && message->state == State::under_way;
+  }
+
+  bool cancel(Message* message) override {
+    if (!message) return true;
+    std::lock_guard lock(mutex_);
+    Peer& peer = peers_[size_t(message->peer)];
+    if (message->sending && message->state == State::under_way) {
+      if (message->done == 0) {
+        std::erase(peer.unsent, message);
+        --unsent_;
+      } else {
+        // Those that are given up together share one wait.
+        const auto now = Clock::now();
+        if (now > patience_until_ + kPatience) patience_until_ = now + kPatience;
+        while (message->state == State::under_way && Clock::now() < patience_until_)
+          if (!progress_locked()) nap(milliseconds(1));
+        // Its memory is wanted back, and nobody takes it: there is no other way.
+        if (message->state == State::under_way) lose(peer, "it does not take what is sent to it");
+      }
+    } else if (message->state == State::under_way) {
+      std::erase(peer.posted, message);
+      if (peer.into == message) {
+        peer.into = nullptr;
+        peer.to = nullptr;
+      }
+      watch(peer);
+    }
+    messages_.drop(message);
+    return true;
+  }
+
+  void progress() override {
+    std::lock_guard lock(mutex_);
+    progress_locked();
+  }
+
+  void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
+    std::unique_lock lock(mutex_);
+    if (message && message->state != State::under_way) return;
+    sleepers_.sleep(lock, epoll_.get(), at_most);
+  }
+
+  std::string loss(int rank) const override {
+    const char* const text = peers_[size_t(rank)].loss.load();
+    return text ? text : "";
+  }
+
+  std::vector<int> sockets() override {
+    std::lock_guard lock(mutex_);
+    std::vector<int> all;
+    for (const Peer& peer : peers_)
+      if (peer.file) all.push_back(peer.file.get());
+    return all;
+  }
+
+  void flush(std::chrono::nanoseconds at_most) override {
+    std::lock_guard lock(mutex_);
+    const auto now = Clock::now(), until = now + at_most;
+    // What the system has taken gets there by itself, unless it finds something unread when it
+    // closes the connection: so only who is quick is waited for.
+    const auto quick = std::min(until, now + kPatience);
+    do {
+      if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
+    } while (Clock::now() < (unsent_ ? until : quick) && !is_all_taken());
+  }
+
+ private:
+  Message* message(const Message& what) { return messages_.make(what); }
+  State test_locked(Message* message) {
+    const State state = message->state;
+    if (state != State::under_way) messages_.drop(message);
+    return state;
+  }
+
+  static void deliver(const Early& early, Message& message) {
+    if (early.bytes > message.bytes) {
+      message.state = State::too_long;
+      return;
+    }
+    if (early.bytes) std::memcpy(message.data, early.data.get(), early.bytes);
+    message.state = State::over;
+  }
+
+  // Whether all that was sent has reached the other sides.
+  bool is_all_taken() const {
+    if (unsent_) return false;
+    for (const Peer& peer : peers_) {
+      int left = 0;
+      if (peer.file && ioctl(peer.file.get(), SIOCOUTQ, &left) == 0 && left > 0) return false;
+    }
+    return true;
+  }
+
+  // What the epoll is to look at for this rank.
+  void watch(Peer& peer) {
+    if (!peer.file) return;
+    const uint32_t interest =
+        (peer.is_full() ? 0u : uint32_t(EPOLLIN)) | (peer.unsent.empty() ? 0u : uint32_t(EPOLLOUT));
+    if (interest == peer.interest) return;
+    epoll_event event{};
+    event.events = interest;
+    event.data.u64 = uint64_t(&peer - peers_.data());
+    const int what = !peer.interest ? EPOLL_CTL_ADD : !interest ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
+    if (epoll_ctl(epoll_.get(), what, peer.file.get(), &event) != 0)
+      return lose(peer, "the system cannot watch it any more");
+    peer.interest = interest;
+  }
+
+  // Nothing more goes to this rank, nor comes from it. What is awaited from it stays so, until
+  // somebody asks for its loss.
+  void lose(Peer& peer, const char* why) {
+    peer.loss.store(why);
+    for (Message* const waits : peer.unsent) {
+      waits->state = State::failed;
+      --unsent_;
+    }
+    peer.unsent.clear();
+    sleepers_.wake();
+    peer.into = nullptr;
+    peer.to = nullptr;
+    // A child of this process may have the file, too.
+    if (peer.interest) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.file.get(), nullptr);
+    shutdown(peer.file.get(), SHUT_RDWR);
+    peer.file = File();
+    peer.interest = 0;
+  }
+  void lose(Peer& peer, int error) {
+    switch (error) {
+      case 0: return lose(peer, "the other side closed it");
+      case ECONNRESET: return lose(peer, "the other side reset it");
+      case ETIMEDOUT: return lose(peer, "the other side does not answer");
+      case EHOSTUNREACH:
+      case ENETUNREACH: return lose(peer, "there is no way to the other side");
+      default: return lose(peer, "the system reports an error");
+    }
+  }
+
+  // How many bytes went; -1: none ever will.
+  static ssize_t went(ssize_t result) {
+    return result >= 0 ? result : errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? 0 : -1;
+  }
+  static ssize_t send_little(const Peer& peer, const Head& head, const void* data, size_t bytes) {
+    std::byte all[sizeof(head) + kLittle];
+    std::memcpy(all, &head, sizeof(head));
+    if (bytes) std::memcpy(all + sizeof(head), data, bytes);
+    return went(::send(peer.file.get(), all, sizeof(head) + bytes, MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
+  static ssize_t send_from(const Peer& peer, const Head& head, std::byte* data, size_t bytes,
+                           size_t done) {
+    std::array<iovec, 2> parts;
+    size_t n = 0;
+    if (done < sizeof(head))
+      parts[n++] = {const_cast<char*>(reinterpret_cast<const char*>(&head)) + done,
+                    sizeof(head) - done};
+    const size_t skip = done < sizeof(head) ? 0 : done - sizeof(head);
+    if (bytes > skip) parts[n++] = {data + skip, bytes - skip};
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = n;
+    return went(sendmsg(peer.file.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
+
+  bool write(Peer& peer) {
+    bool happened = false;
+    while (!peer.unsent.empty()) {
+      Message& next = *peer.unsent.front();
+      const ssize_t sent = send_from(peer, next.head, next.data, next.bytes, next.done);
+      if (sent == 0) return happened;
+      happened = true;
+      if (sent < 0 && next.done > 0) {  // nothing could follow it
+        lose(peer, errno);
+        return true;
+      }
+      if (sent > 0) {
+        next.done += size_t(sent);
+        if (next.done < sizeof(Head) + next.bytes) return true;
+      }
+      next.state = sent > 0 ? State::over : State::failed;
+      peer.unsent.pop_front();
+      --unsent_;
+    }
+    watch(peer);
+    return happened;
+  }
+
+  // The head is there: where does the rest go? False: nowhere.
+  bool begin_message(Peer& peer) {
+    peer.left = peer.head.bytes;
+    peer.to = nullptr;
+    const uint32_t tag = peer.head.tag;
+    const auto found =
+        std::ranges::find(peer.posted, tag, [](const Message* m) { return m->head.tag; });
+    if (found == peer.posted.end()) {
+      std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[peer.left]);
+      if (!memory) return false;
+      peer.to = memory.get();
+      peer.aside = std::make_unique<Early>(Early{tag, peer.left, std::move(memory)});
+      return true;
+    }
+    Message* const waits = *found;
+    peer.posted.erase(found);
+    if (peer.left > waits->bytes) {
+      waits->state = State::too_long;
+      return true;
+    }
+    peer.into = waits;
+    peer.to = waits->data;
+    return true;
+  }
+  void end_message(Peer& peer) {
+    peer.head_bytes = 0;
+    if (peer.into) std::exchange(peer.into, nullptr)->state = State::over;
+    if (!peer.aside) return;
+    peer.early_bytes += peer.aside->bytes;
+    peer.early.push_back(std::move(peer.aside));
+  }
+  void arrived(Peer& peer, size_t bytes) {
+    peer.left -= bytes;
+    if (peer.to) peer.to += bytes;
+    if (peer.left == 0) end_message(peer);
+  }
+  // Why it cannot go on; null: it can.
+  const char* take(Peer& peer, const std::byte* data, size_t bytes) {
+    while (bytes) {
+      if (peer.in_message()) {
+        const size_t now = std::min(bytes, peer.left);
+        if (peer.to) std::memcpy(peer.to, data, now);
+        arrived(peer, now);
+        data += now;
+        bytes -= now;
+        continue;
+      }
+      const size_t now = std::min(bytes, sizeof(Head) - peer.head_bytes);
+      std::memcpy(reinterpret_cast<std::byte*>(&peer.head) + peer.head_bytes, data, now);
+      peer.head_bytes += now;
+      data += now;
+      bytes -= now;
+      if (!peer.in_message()) return nullptr;
+      if (peer.head.mark != kMark) return "it sent what is no message";
+      if (!begin_message(peer)) return "there is no memory for what it sent";
+      if (peer.left == 0) end_message(peer);
+    }
+    return nullptr;
+  }
+
+  // What has come from this rank. Whether anything has.
+  bool read(Peer& peer) {
+    bool happened = false;
+    // A fast sender must not keep the others waiting.
+    for (int i = 0; i < 16 && peer.file && !peer.is_full(); ++i) {
+      const size_t direct = peer.in_message() && peer.to ? peer.left : 0;
+      ssize_t got;
+      if (direct) {
+        std::array<iovec, 2> parts{{{peer.to, direct}, {ahead_.data(), ahead_.size()}}};
+        got = readv(peer.file.get(), parts.data(), int(parts.size()));
+      } else {
+        got = recv(peer.file.get(), ahead_.data(), ahead_.size(), MSG_DONTWAIT);
+      }
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return happened;
+      happened = true;
+      if (got <= 0) {
+        lose(peer, got == 0 ? 0 : errno);
+        return true;
+      }
+      const size_t there = std::min(size_t(got), direct);
+      if (there) arrived(peer, there);
+      if (const char* const why = take(peer, ahead_.data(), size_t(got) - there)) {
+        lose(peer, why);
+        return true;
+      }
+      if (size_t(got) < direct + ahead_.size()) break;
+    }
+    watch(peer);
+    return happened;
+  }
+
+  bool progress_locked() {
+    std::array<epoll_event, 64> events;
+    const int n = epoll_wait(epoll_.get(), events.data(), int(events.size()), 0);
+    bool happened = false;
+    for (int i = 0; i < n; ++i) {
+      Peer& peer = peers_[events[size_t(i)].data.u64];
+      const uint32_t what = events[size_t(i)].events;
+      if (what & ~uint32_t(EPOLLOUT)) happened |= read(peer);
+      if (what & EPOLLOUT && peer.file) happened |= write(peer);
+    }
+    if (happened) sleepers_.wake();
+    return happened;
+  }
+  void nap(milliseconds at_most) {
+    pollfd file{epoll_.get(), POLLIN, 0};
+    poll(&file, 1, int(at_most.count()));
+  }
+
+  std::vector<Peer> peers_;
+  File epoll_;
+  std::mutex mutex_;
+  std::array<std::byte, kAhead> ahead_;
+  Pool<Message> messages_;
+  Sleepers sleepers_;
+  size_t unsent_ = 0;
+  Clock::time_point patience_until_{};
+};
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses resolved(const std::string& host, const std::string& port, int flags) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  const int error =
+      getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &found);
+  if (error)
+    throw UnavailableError(fmt::format("tcp: {} is no address: {}", host, gai_strerror(error)));
+  return {found, freeaddrinfo};
+}
+
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  return address.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+// As far as the system lets us.
+void make_fast(int socket) {
+  const int on = 1;
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  // Within a machine nothing is congested: a system that paces what it sends (BBR) only delays it.
+  sockaddr_storage other{};
+  socklen_t size = sizeof(other);
+  constexpr std::string_view kUnpaced = "cubic";
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&other), &size) == 0 && is_loopback(other))
+    setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
+}
+
+// Where a rank listens, as the others are told: "host port secret".
+struct Place {
+  std::string host, port;
+  Secret secret;
+
+  explicit Place(const std::string& text) {
+    std::istringstream words(text);
+    std::string hex;
+    words >> host >> port >> hex;
+    if (hex.size() != 2 * secret.size())
+      throw DataLossError(fmt::format("tcp: \"{}\" is no place", text));
+    for (size_t i = 0; i < secret.size(); ++i)
+      secret[i] = static_cast<unsigned char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  }
+};
+
+class TcpEndpoint : public Endpoint {
+ public:
+  TcpEndpoint(const std::string& host, std::chrono::nanoseconds patience)
+      : host_(host), patience_(patience) {
+    if (getrandom(secret_.data(), secret_.size(), 0) != ssize_t(secret_.size()))
+      throw UnavailableError(fmt::format("tcp: no random numbers: {}", problem(errno)));
+    const Addresses all = resolved(host, "0", AI_PASSIVE);
+    int error = 0;
+    for (const addrinfo* a = all.get(); a && !listener_; a = a->ai_next) {
+      File file(socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      if (file && bind(file.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+          listen(file.get(), SOMAXCONN) == 0)
+        listener_ = std::move(file);
+      else
+        error = errno;
+    }
+    if (!listener_ && (error == EMFILE || error == ENFILE)) no_more_files(error);
+    if (!listener_)
+      throw UnavailableError(
+          fmt::format("tcp: cannot listen on {}: {}; TUTTI_INTERFACES names the interface to use",
+                      host, problem(error)));
+  }
+
+  std::string address() const override {
+    sockaddr_storage name{};
+    socklen_t size = sizeof(name);
+    std::array<char, NI_MAXHOST> host;
+    std::array<char, NI_MAXSERV> port;
+    if (getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
+        getnameinfo(reinterpret_cast<sockaddr*>(&name), size, host.data(), host.size(), port.data(),
+                    port.size(), NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+      throw UnavailableError(fmt::format("tcp: {} has no address", host_));
+    std::string text = fmt::format("{} {} ", host.data(), port.data());
+    for (const unsigned char byte : secret_) text += fmt::format("{:02x}", byte);
+    return text;
+  }
+
+  // Whoever has the higher rank calls.
+  std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
+                                     const std::function<void()>& check) override {
+    constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
+    const auto until = Clock::now() + std::min(patience_, kForEver);
+    std::vector<File> files(addresses.size());
+    for (int r = 0; r < rank; ++r)
+      files[size_t(r)] = call(Place(addresses[size_t(r)]),
+                              {.to = uint32_t(r), .from = uint32_t(rank)}, until, check);
+    answer(files, uint32_t(rank), until, check);
+    listener_ = File();
+    for (const File& file : files)
+      if (file) make_fast(file.get());
+    return std::make_unique<TcpTransport>(std::move(files), rank);
+  }
+
+ private:
+  struct Stranger {
+    File file;
+    Hello hello;
+    size_t got = 0;
+  };
+
+  static File call(const Place& place, Hello hello, Clock::time_point until,
+                   const std::function<void()>& check) {
+    hello.secret = place.secret;
+    const auto fail = [&](int error) {
+      throw UnavailableError(fmt::format(
+          "tcp: rank {} cannot be reached from rank {} at {}:{}: {}; are their interfaces in one "
+          "network, and no firewall between them? TUTTI_INTERFACES names those to use",
+          hello.to, hello.from, place.host, place.port, problem(error)));
+    };
+    const Addresses all = resolved(place.host, place.port, AI_NUMERICHOST | AI_NUMERICSERV);
+    File file(socket(all->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!file) no_more_files(errno);
+    if (::connect(file.get(), all->ai_addr, all->ai_addrlen) != 0 && errno != EINPROGRESS)
+      fail(errno);
+    pollfd connecting{file.get(), POLLOUT, 0};
+    while (poll(&connecting, 1, int(kLook.count())) <= 0) {
+      check();
+      if (Clock::now() > until) fail(ETIMEDOUT);
+    }
+    int error = 0;
+    socklen_t size = sizeof(error);
+    getsockopt(file.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error) fail(error);
+    if (::send(file.get(), &hello, sizeof(hello), MSG_NOSIGNAL) != ssize_t(sizeof(hello)))
+      fail(errno);
+    return file;
+  }
+
+  // Until all that have a higher rank have called. Who is none of them is sent away.
+  void answer(std::vector<File>& files, uint32_t rank, Clock::time_point until,
+              const std::function<void()>& check) {
+    std::list<Stranger> strangers;
+    const auto missing = [&] {
+      for (size_t r = rank + 1; r < files.size(); ++r)
+        if (!files[r]) return int(r);
+      return -1;
+    };
+    while (missing() >= 0) {
+      std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
+      for (const Stranger& stranger : strangers) polled.push_back({stranger.file.get(), POLLIN, 0});
+      poll(polled.data(), polled.size(), int(kLook.count()));
+      check();
+      if (Clock::now() > until)
+        throw UnavailableError(fmt::format(
+            "tcp: rank {} has not called rank {} in {} s; are their interfaces in one network, and "
+            "no firewall between them? TUTTI_INTERFACES names those to use",
+            missing(), rank, std::chrono::duration<double>(patience_).count()));
+      while (true) {
+        File file(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+        if (!file && (errno == EMFILE || errno == ENFILE)) no_more_files(errno);
+        if (!file) break;
+        strangers.push_back({std::move(file), {}, 0});
+        if (is_done(strangers.back(), files, rank)) strangers.pop_back();
+        if (strangers.size() > kMostStrangers + files.size()) strangers.pop_front();
+      }
+      for (auto it = strangers.begin(); it != strangers.end();)
+        it = is_done(*it, files, rank) ? strangers.erase(it) : std::next(it);
+    }
+  }
+  [[noreturn]] static void no_more_files(int error) {
+    throw ResourceExhaustedError(
+        fmt::format("tcp: no connection to another rank: {}; a rank has one to every other: raise "
+                    "ulimit -n",
+                    problem(error)));
+  }
+  bool is_done(Stranger& stranger, std::vector<File>& files, uint32_t rank) const {
+    Hello& hello = stranger.hello;
+    const ssize_t got = recv(stranger.file.get(), reinterpret_cast<char*>(&hello) + stranger.got,
+                             sizeof(hello) - stranger.got, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (got <= 0) return true;
+    stranger.got += size_t(got);
+    if (stranger.got < sizeof(hello)) return false;
+    if (hello.mark == Hello{}.mark && hello.secret == secret_ && hello.to == rank &&
+        hello.from > rank && hello.from < files.size() && !files[hello.from])
+      files[hello.from] = std::move(stranger.file);
+    return true;
+  }
+
+  const std::string host_;
+  const std::chrono::nanoseconds patience_;
+  Secret secret_;
+  File listener_;
+};
+
+std::unique_ptr<Endpoint> open(const std::string& host, std::chrono::nanoseconds patience) {
+  return std::make_unique<TcpEndpoint>(host, patience);
+}
+
+constexpr TcpModule kInterface{open};
+constexpr base::Module kModule{TUTTI_VERSION, &kInterface};
+
+}  // namespace
+
+}  // namespace tutti::group
+
+extern "C" __attribute__((visibility("default"))) const tutti::base::Module* tutti_module() {
+  return &tutti::group::kModule;
+}

@@ -1,0 +1,154 @@
+#include "group/plan/tree.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "kernels/cast.h"
+#include "kernels/reduce.h"
+
+namespace tutti::group {
+
+namespace {
+
+constexpr int64_t kTile = 4096;  // elements; a few tiles stay in the nearest cache
+
+// What partial values are combined by: the division of a mean comes last.
+ReduceOp inner(ReduceOp op) { return op == ReduceOp::MEAN ? ReduceOp::SUM : op; }
+
+const std::byte* advanced(const void* data, int64_t elements, size_t each) {
+  return static_cast<const std::byte*>(data) + elements * int64_t(each);
+}
+
+}  // namespace
+
+size_t left_part(size_t leaves) { return std::bit_floor(leaves - 1); }
+
+bool has_partials(ReduceOp op, DType dtype) {
+  return op != ReduceOp::MEAN || is_floating(dtype) || size_of(dtype) < 8;
+}
+
+DType partial_dtype(ReduceOp op, DType dtype) {
+  if (is_floating(dtype)) return size_of(dtype) == 2 ? DType::float32 : dtype;
+  return op == ReduceOp::MEAN ? DType::int64 : dtype;
+}
+
+TreeSum::TreeSum(ReduceOp op, DType dtype, size_t leaves)
+    : op_(op),
+      dtype_(dtype),
+      partial_(partial_dtype(op, dtype)),
+      result_(result_dtype(op, dtype)),
+      leaves_(leaves) {}
+
+std::byte* TreeSum::scratch(size_t which) {
+  if (scratch_.size() <= which) scratch_.resize(which + 1);
+  scratch_[which].resize(size_t(kTile) * 8);
+  return scratch_[which].data();
+}
+
+// A tile of all values, and where it begins.
+struct TreeSum::Tile {
+  std::span<const Subtree> subtrees;
+  std::span<const void* const> values;
+  int64_t at, count;
+};
+
+// The value of [first, first + leaves) in partial_dtype: one of the given, or combined in a scratch
+// tile. Those of depth d and beyond are free.
+const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, size_t depth) {
+  const auto it = std::ranges::lower_bound(tile.subtrees, first, {}, &Subtree::first);
+  const size_t index = size_t(it - tile.subtrees.begin());
+  std::byte* const mine = scratch(2 * depth);
+  if (it->leaves == leaves) {
+    const std::byte* const data =
+        advanced(tile.values[index], tile.at, size_of(it->leaves == 1 ? dtype_ : partial_));
+    if (leaves > 1 || dtype_ == partial_) return data;
+    kernels::cast(data, dtype_, mine, partial_, tile.count);
+    return mine;
+  }
+  const size_t p = left_part(leaves);
+  // The left is kept while the right is worked out, one level deeper.
+  const void* left = value_of(tile, first, p, depth + 1);
+  if (left == scratch(2 * (depth + 1))) {
+    std::byte* const kept = scratch(2 * depth + 1);
+    std::memcpy(kept, left, size_t(tile.count) * size_of(partial_));
+    left = kept;
+  }
+  const void* const right = value_of(tile, first + p, leaves - p, depth + 1);
+  const void* const both[] = {left, right};
+  void* const output = mine;
+  kernels::reduce_here({.inputs = both,
+                        .outputs = {&output, 1},
+                        .count = tile.count,
+                        .dtype = partial_,
+                        .op = inner(op_)},
+                       false);
+  return mine;
+}
+
+void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t count) {
+  if (leaves.size() == 1) {
+    if (out != leaves[0]) std::memcpy(out, leaves[0], size_t(count) * size_of(dtype_));
+    return;
+  }
+  if (dtype_ == partial_)
+    return kernels::reduce_here(
+        {.inputs = leaves, .outputs = {&out, 1}, .count = count, .dtype = dtype_, .op = inner(op_)},
+        false);
+  std::vector<Subtree> single;
+  for (size_t i = 0; i < leaves.size(); ++i) single.push_back({i, 1});
+  for (int64_t at = 0; at < count; at += kTile) {
+    const Tile tile{single, leaves, at, std::min(kTile, count - at)};
+    const void* const value = value_of(tile, 0, leaves.size(), 0);
+    std::memcpy(static_cast<std::byte*>(out) + at * int64_t(size_of(partial_)), value,
+                size_t(tile.count) * size_of(partial_));
+  }
+}
+
+void TreeSum::finish(std::span<const Subtree> subtrees, std::span<const void* const> values,
+                     std::span<void* const> outputs, int64_t count) {
+  if (subtrees.size() == leaves_)  // all of them leaves
+    return kernels::reduce_here({.inputs = values,
+                                 .outputs = outputs,
+                                 .count = count,
+                                 .dtype = dtype_,
+                                 .op = op_,
+                                 .divisor = int64_t(leaves_)},
+                                false);
+  const DType reduced = result_dtype(op_, partial_);
+  const size_t each = size_of(result_);
+  for (int64_t at = 0; at < count; at += kTile) {
+    const Tile tile{subtrees, values, at, std::min(kTile, count - at)};
+    // At the top the two halves, or the one value that there is.
+    inputs_.clear();
+    if (subtrees.size() == 1) {
+      inputs_.push_back(value_of(tile, 0, leaves_, 1));
+    } else {
+      const size_t p = left_part(leaves_);
+      const void* left = value_of(tile, 0, p, 2);
+      if (left == scratch(4)) {
+        std::memcpy(scratch(3), left, size_t(tile.count) * size_of(partial_));
+        left = scratch(3);
+      }
+      inputs_ = {left, value_of(tile, p, leaves_ - p, 2)};
+    }
+    outputs_.clear();
+    for (void* output : outputs)
+      outputs_.push_back(static_cast<std::byte*>(output) + at * int64_t(each));
+    void* const unrounded = scratch(0);
+    kernels::reduce_here({.inputs = inputs_,
+                          .outputs = reduced == result_ ? std::span<void* const>(outputs_)
+                                                        : std::span<void* const>(&unrounded, 1),
+                          .count = tile.count,
+                          .dtype = partial_,
+                          .op = op_,
+                          .divisor = int64_t(leaves_)},
+                         false);
+    if (reduced == result_) continue;
+    kernels::cast(unrounded, reduced, outputs_[0], result_, tile.count);
+    for (void* output : std::span(outputs_).subspan(1))
+      std::memcpy(output, outputs_[0], size_t(tile.count) * each);
+  }
+}
+
+}  // namespace tutti::group

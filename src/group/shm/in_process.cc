@@ -1,0 +1,68 @@
+// Ranks as threads of one process: every rank reaches all memory as it is.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <new>
+
+#include "base/topology.h"
+#include "group/shm/window_backend.h"
+#include "kernels/reduce.h"
+
+namespace tutti::group {
+
+namespace {
+
+class Threads : public Reach, public Members {
+ public:
+  explicit Threads(int n) : n_(n) {}
+
+  uint64_t place(const void* data, size_t) const override {
+    return reinterpret_cast<uint64_t>(data);
+  }
+  void* find(int, uint64_t place) const override { return reinterpret_cast<void*>(place); }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    void* const memory = ::operator new(bytes, std::align_val_t(kLine), std::nothrow);
+    if (!memory)
+      throw ResourceExhaustedError(fmt::format("group: the system has no {} bytes", bytes));
+    return {memory, [](void* data) { ::operator delete(data, std::align_val_t(kLine)); }};
+  }
+  // Most of a block is never touched, so it comes from where untouched pages cost nothing.
+  std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED)
+      throw ResourceExhaustedError("group: the system has no memory for another rank");
+    return {data, [bytes](void* p) { munmap(p, bytes); }};
+  }
+
+  std::string address(int) const override { return {}; }
+  std::string loss(int) const override { return {}; }  // a thread does not die alone
+  std::optional<cluster::Failure> failure() const override { return {}; }
+  const std::atomic<bool>* alarm() const override { return nullptr; }
+  void abandon_memory() const override {}
+  bool crowded() const override { return n_ > base::topology().cores; }
+  bool separate_processes() const override { return false; }
+
+ private:
+  const int n_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Backend>> make_in_process(int n) {
+  const auto threads = std::make_shared<Threads>(n);
+  const Neighbourhood neighbourhood{threads, std::make_shared<Blocks>(), threads};
+  std::vector<int> ranks;
+  std::vector<Block*> blocks;
+  for (int r = 0; r < n; ++r) {
+    ranks.push_back(r);
+    blocks.push_back(neighbourhood.blocks->make(*threads, n));
+  }
+  std::vector<std::unique_ptr<Backend>> result;
+  for (int r = 0; r < n; ++r)
+    result.push_back(
+        std::make_unique<WindowBackend>("in_process", neighbourhood, ranks, r, blocks));
+  return result;
+}
+
+}  // namespace tutti::group

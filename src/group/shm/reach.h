@@ -1,0 +1,46 @@
+// How the ranks of a group reach each other's memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "group/shm/window.h"
+
+namespace tutti::group {
+
+// Safe to use from any thread.
+class Reach {
+ public:
+  static constexpr uint64_t kNowhere = ~uint64_t{0};
+
+  virtual ~Reach() = default;
+  // Where [data, data + bytes) is, in words that any rank understands; kNowhere if only this one
+  // can get there.
+  virtual uint64_t place(const void* data, size_t bytes) const = 0;
+  // That memory of `rank`, as this rank reaches it.
+  virtual void* find(int rank, uint64_t place) const = 0;
+  // Memory that all reach. Zeroed memory starts on a page.
+  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
+  virtual std::shared_ptr<void> allocate_zeroed(size_t bytes) = 0;
+};
+
+// The blocks that this rank has made for its groups. Others may still look at one when its own rank
+// has left, so it is given back when the next one is made.
+class Blocks {
+ public:
+  // `extra` bytes follow it.
+  Block* make(Reach& reach, int ranks, size_t extra = 0);
+
+ private:
+  struct Kept {
+    std::shared_ptr<void> memory;
+    uint32_t ranks;
+  };
+  std::mutex mutex_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace tutti::group

@@ -1,0 +1,156 @@
+#include "group/shm/shm.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bitset>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/descriptors.h"
+#include "group/shm/arena.h"
+
+namespace tutti::group {
+
+namespace {
+
+using nlohmann::json;
+
+std::string boot_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
+}
+
+using Cores = std::bitset<CPU_SETSIZE>;
+
+Cores my_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  Cores cores;
+  for (size_t i = 0; i < CPU_SETSIZE; ++i) cores[i] = CPU_ISSET(i, &set);
+  return cores;
+}
+
+class Processes : public Reach, public Members {
+ public:
+  explicit Processes(const Neighbours& neighbours) : neighbours_(neighbours) {
+    const std::string here = json::parse(neighbours.hellos[size_t(neighbours.rank)]).at("host");
+    Cores cores;
+    for (size_t r = 0; r < neighbours.hellos.size(); ++r) {
+      const json hello = json::parse(neighbours.hellos[r]);
+      if (hello.at("host") != here)
+        throw UnimplementedError(fmt::format(
+            "group: {} and {} cannot reach each other's memory: they are on different hosts, or in "
+            "containers that do not share their process ids",
+            name(size_t(neighbours.rank)), name(r)));
+      for (const size_t core : hello.at("cores")) cores.set(core);
+      Process& process = processes_.emplace_back();
+      if (int(r) == neighbours.rank) continue;
+      process.pid = hello.at("pid");
+      process.arena =
+          std::make_unique<PeerArena>(PeerArena::Origin{.name = name(r),
+                                                        .pid = process.pid,
+                                                        .fd = hello.at("fd"),
+                                                        .inode = hello.at("inode"),
+                                                        .first_segment = hello.at("bytes"),
+                                                        .user = hello.at("user"),
+                                                        .dumpable = hello.at("dumpable")});
+      process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
+      if (process.pidfd < 0 && base::out_of_descriptors(errno))
+        throw ResourceExhaustedError(fmt::format("group: cannot watch {}: {}", name(r),
+                                                 base::describe_out_of_descriptors(errno)));
+      if (process.pidfd < 0)
+        throw UnavailableError(fmt::format("group: {}, process {}, is gone", name(r), process.pid));
+    }
+    crowded_ = processes_.size() > cores.count();
+  }
+
+  uint64_t place(const void* data, size_t bytes) const override {
+    return Arena::mine().place_of(data, bytes);
+  }
+  void* find(int rank, uint64_t place) const override {
+    if (rank == neighbours_.rank) return Arena::mine().at(place);
+    return processes_[size_t(rank)].arena->at(place);
+  }
+  std::shared_ptr<void> allocate(size_t bytes) override { return Arena::mine().allocate(bytes); }
+  std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
+    return Arena::mine().allocate_zeroed(bytes);
+  }
+
+  std::string address(int rank) const override { return neighbours_.addresses[size_t(rank)]; }
+  std::string loss(int rank) const override {
+    const Process& process = processes_[size_t(rank)];
+    pollfd ended{process.pidfd, POLLIN, 0};
+    if (process.pidfd < 0 || poll(&ended, 1, 0) <= 0) return {};
+    return fmt::format("has died (process {} is gone)", process.pid);
+  }
+  std::optional<cluster::Failure> failure() const override {
+    return neighbours_.alarm->load(std::memory_order_acquire) ? neighbours_.failure()
+                                                              : std::nullopt;
+  }
+  const std::atomic<bool>* alarm() const override { return neighbours_.alarm; }
+  void abandon_memory() const override { Arena::mine().abandon(); }
+  bool crowded() const override { return crowded_; }
+  bool separate_processes() const override { return true; }
+
+ private:
+  struct Process {
+    ~Process() {
+      if (pidfd >= 0) close(pidfd);
+    }
+    Process() = default;
+    Process(Process&& other) noexcept
+        : pid(other.pid), pidfd(std::exchange(other.pidfd, -1)), arena(std::move(other.arena)) {}
+
+    pid_t pid = 0;
+    int pidfd = -1;
+    std::unique_ptr<PeerArena> arena;  // none of this process
+  };
+
+  std::string name(size_t place) const {
+    return fmt::format("rank {} ({})", neighbours_.ranks[place], neighbours_.addresses[place]);
+  }
+
+  const Neighbours neighbours_;
+  std::vector<Process> processes_;
+  bool crowded_ = false;
+};
+
+}  // namespace
+
+std::string this_host() {
+  std::error_code ignored;
+  return boot_id() + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+}
+
+std::string shm_hello(const std::string& host) {
+  const Arena& arena = Arena::mine();
+  json cores = json::array();
+  const Cores mine = my_cores();
+  for (size_t i = 0; i < mine.size(); ++i)
+    if (mine[i]) cores.push_back(i);
+  return json{{"host", host},
+              {"machine", boot_id()},
+              {"pid", getpid()},
+              {"fd", arena.fd()},
+              {"bytes", arena.first_segment()},
+              {"inode", inode_of(arena.fd())},
+              {"cores", cores},
+              {"user", geteuid()},
+              {"dumpable", prctl(PR_GET_DUMPABLE) == 1}}
+      .dump();
+}
+
+Neighbourhood shm_neighbourhood(const Neighbours& neighbours) {
+  const auto processes = std::make_shared<Processes>(neighbours);
+  return {processes, std::make_shared<Blocks>(), processes};
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,30 @@
+// Ranks as processes of one host, over shared memory.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "cluster/coordination.h"
+#include "group/shm/window_backend.h"
+
+namespace tutti::group {
+
+// What a process tells the others, so that they can reach its memory: {"host", "machine", "cores",
+// ...}. Those with the same "host" can.
+std::string shm_hello(const std::string& host);
+// What the processes of one host have in common, and no others: the boot, and the process ids.
+std::string this_host();
+
+struct Neighbours {
+  int rank;                            // the place of this one among them
+  std::vector<int> ranks;              // of the job
+  std::vector<std::string> addresses;  // and what follows, in the order of `ranks`
+  std::vector<std::string> hellos;
+  const std::atomic<bool>* alarm;      // set when the job fails
+  std::function<std::optional<cluster::Failure>()> failure;
+};
+
+// Maps the memory of all. UnimplementedError where one of them is on another host.
+Neighbourhood shm_neighbourhood(const Neighbours& neighbours);
+
+}  // namespace tutti::group

@@ -1,0 +1,60 @@
+// What the backends within one host share: a window, and the algorithms over it.
+#pragma once
+
+#include "group/core/backend.h"
+#include "group/shm/windowed.h"
+
+namespace tutti::group {
+
+// One rank's way to the memory of all others, for as long as any of its groups lives.
+struct Neighbourhood {
+  std::shared_ptr<Reach> reach;  // ranks are those of the outermost group
+  std::shared_ptr<Blocks> blocks;
+  std::shared_ptr<const Members> members;
+};
+
+class WindowBackend : public Backend {
+ public:
+  // `ranks`: which of the outermost group's ranks take part. `blocks`: theirs.
+  WindowBackend(const char* name, Neighbourhood neighbourhood, std::vector<int> ranks, int rank,
+                std::vector<Block*> blocks);
+
+  const char* name() const override { return name_; }
+  int rank() const override { return window_.rank(); }
+  int size() const override { return window_.size(); }
+  std::string address(int rank) const override { return window_.members().address(rank); }
+  bool is_local(int) const override { return true; }
+  using Backend::run;
+  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+           std::span<const Piece> list) override {
+    algorithms_.run(what, call, patience, list);
+  }
+  void all_reduce(const Description& what, const LeafReduction& reduction,
+                  Patience patience) override {
+    algorithms_.all_reduce(what, reduction, patience);
+  }
+  void all_gather_uneven(const Description& what, const detail::Memory& in,
+                         const detail::Memory& out, std::span<const int64_t> counts,
+                         Patience patience) override {
+    algorithms_.all_gather_uneven(what, in, out, counts, patience);
+  }
+  std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) override;
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    return neighbourhood_.reach->allocate(bytes);
+  }
+  void check(const std::string& during) override { window_.check_ranks(during); }
+  void poison(ErrorCode code, const std::string& text) override { window_.poison(code, text); }
+
+ private:
+  // The reach and the names of a subset of the ranks.
+  class Subset;
+
+  const char* name_;
+  Neighbourhood neighbourhood_;
+  std::vector<int> ranks_;
+  std::shared_ptr<Subset> subset_;
+  Window window_;
+  Windowed algorithms_;
+};
+
+}  // namespace tutti::group
