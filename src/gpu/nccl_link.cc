@@ -15,26 +15,16 @@
 
 #include "base/log.h"
 #include "base/module.h"
-#include "base/running_time.h"
 #include "base/settings.h"
 #include "device/failure.h"
+#include "group/liveness/deadline.h"
+#include "group/liveness/timing.h"
 
 namespace tutti::group {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-// How often the watch looks at the GPUs, and at the other ranks.
-constexpr milliseconds kLook(10), kLookAround(20);
-// A rank whose own GPU is late speaks first, since it knows whom to name.
-constexpr milliseconds kSlack(800);
-// How long the reason of an error of NCCL is waited for: a connection breaks before its rank is
-// dead.
-constexpr milliseconds kReason(1000);
-// How long what was sent last is waited for once nobody holds the group any more.
-constexpr milliseconds kFarewell(2000);
 
 struct Loaded {
   const NcclModule* module = nullptr;
@@ -97,7 +87,7 @@ StillWanted still_wanted(const Enqueued& operation, NcclLink::Others* others) {
   return [operation, others, began = Clock::now(),
           looked = std::make_shared<std::atomic<Clock::time_point>>()] {
     const auto now = Clock::now();
-    if (now - looked->load() < kLookAround) return;
+    if (now - looked->load() < timing::kPoll) return;
     looked->store(now);
     if (others) others->check(described(operation));
     const auto timeout = operation.patience.timeout;
@@ -109,8 +99,8 @@ StillWanted still_wanted(const Enqueued& operation, NcclLink::Others* others) {
 }
 
 void await_reason(const StillWanted& check) {
-  for (const auto until = Clock::now() + kReason; Clock::now() < until;
-       std::this_thread::sleep_for(kLook))
+  for (const auto until = Clock::now() + timing::kNcclReason; Clock::now() < until;
+       std::this_thread::sleep_for(timing::kGpuPoll))
     check();
 }
 
@@ -122,9 +112,8 @@ struct NcclLink::State {
 
   struct UnderWay {
     Enqueued operation;
-    Clock::time_point enqueued;
     std::vector<device::Event> begins, ends;  // one for each card
-    bool warned = false;
+    Deadline deadline = Deadline(operation.patience);  // from when it is the first under way
   };
   using Failure = std::pair<ErrorCode, std::string>;
 
@@ -165,8 +154,8 @@ struct NcclLink::State {
   }
 
   void run();
-  void look(Clock::time_point previous_end);
-  void look_at_time(UnderWay& first, Clock::time_point since);
+  void look();
+  void look_at_time(UnderWay& first);
   void fail(ErrorCode code, std::string text);
   void await_reason(const std::string& during);
   [[noreturn]] void explain(const Error& error, const std::string& during);
@@ -283,43 +272,45 @@ void NcclLink::State::abort() noexcept {
   under_way.clear();
 }
 
-void NcclLink::State::look_at_time(UnderWay& first, Clock::time_point since) {
-  const Patience& patience = first.operation.patience;
-  const auto now = Clock::now();
-  const auto waited = now - since;
+void NcclLink::State::look_at_time(UnderWay& first) {
+  Deadline& deadline = first.deadline;
+  deadline.start();
+  const Deadline::Due due = deadline.due();
   const std::string me = others ? others->me() : "this process";
   const auto late = [&] { return !passed(first.begins); };
-  if (patience.warn_after.count() && waited >= patience.warn_after && !first.warned) {
-    first.warned = true;
-    base::log(base::LogLevel::warning,
-              fmt::format("{}: has waited {} on the GPU of {}{}", described(first.operation),
-                          seconds(waited), me, late() ? ", which has not come to it" : ""));
+  if (due == Deadline::Due::warning) {
+    deadline.has_warned();
+    base::log(
+        base::LogLevel::warning,
+        fmt::format("{}: has waited {} on the GPU of {}{}", described(first.operation),
+                    seconds(deadline.waited()), me, late() ? ", which has not come to it" : ""));
   }
   if (Watches::instance().ending) {
-    if (!ending) ending = now;
-    if (now - *ending > kFarewell)
+    if (!ending) ending = Clock::now();
+    if (Clock::now() - *ending > timing::kGpuShutdown)
       throw CancelledError(fmt::format("{}: the process ends", described(first.operation)));
   }
-  if (!patience.timeout.count() || waited < patience.timeout) return;
+  if (due != Deadline::Due::expiry) return;
   if (late())
     throw DeadlineExceededError(
         fmt::format("{}: waited {} for {}: its GPU is not done with what was enqueued before",
-                    described(first.operation), seconds(patience.timeout), me));
-  if (waited >= patience.timeout + kSlack)
+                    described(first.operation), seconds(deadline.timeout()), me));
+  // A rank whose own GPU is late fails first, since it knows which rank to name.
+  if (deadline.due(timing::kSlackBehindAnother) == Deadline::Due::expiry)
     throw DeadlineExceededError(fmt::format(
         "{}: waited {} on the GPU of {}; all ranks have enqueued it, and none says that it is late",
-        described(first.operation), seconds(patience.timeout), me));
+        described(first.operation), seconds(deadline.timeout()), me));
 }
 
 // Throws what has gone wrong.
-void NcclLink::State::look(Clock::time_point previous_end) {
+void NcclLink::State::look() {
   std::string during;
   {
     std::lock_guard lock(mutex);
     UnderWay& first = under_way.front();
     during = described(first.operation);
     if (others) others->check(during);
-    look_at_time(first, std::max(previous_end, first.enqueued));
+    look_at_time(first);
   }
   std::string error;
   if (std::unique_lock exclusive(launching, std::try_to_lock); exclusive)
@@ -331,7 +322,7 @@ void NcclLink::State::look(Clock::time_point previous_end) {
 }
 
 void NcclLink::State::run() {
-  Clock::time_point previous_end{}, looked{};
+  Clock::time_point looked{};
   std::unique_lock lock(mutex);
   while (true) {
     if (failure && !aborted) {
@@ -351,18 +342,15 @@ void NcclLink::State::run() {
     lock.unlock();
     try {
       if (passed(first.ends)) {
-        previous_end = Clock::now();
         release(first.begins);
         release(first.ends);
         lock.lock();
         under_way.pop_front();
         continue;
       }
-      if (const auto now = Clock::now(); now - looked >= kLookAround) {
-        // The process was suspended, and its peers perhaps with it: a new period for all.
-        if (now - looked > base::RunningTime::kSuspended) previous_end = now;
+      if (const auto now = Clock::now(); now - looked >= timing::kPoll) {
         looked = now;
-        look(previous_end);
+        look();
       }
     } catch (const Error& error) {
       fail(error.code(), error.what());
@@ -370,7 +358,7 @@ void NcclLink::State::run() {
       fail(ErrorCode::internal, error.what());
     }
     lock.lock();
-    if (!failure || aborted) changed.wait_for(lock, kLook);
+    if (!failure || aborted) changed.wait_for(lock, timing::kGpuPoll);
   }
   const bool left = closing;
   lock.unlock();
@@ -379,7 +367,7 @@ void NcclLink::State::run() {
 
 void NcclLink::State::say_goodbye() noexcept {
   if (failure) return;
-  gpus.nccl()->close(std::move(communicators), [until = Clock::now() + kFarewell] {
+  gpus.nccl()->close(std::move(communicators), [until = Clock::now() + timing::kGpuShutdown] {
     if (Clock::now() > until) throw DeadlineExceededError("farewell");
   });
 }
@@ -406,8 +394,7 @@ void NcclLink::launch(const Enqueued& operation, const std::function<void()>& ca
   State& state = *state_;
   state.throw_failure();
   // Outside of `launching`: it may wait for room on a stream that only an abort sets free.
-  State::UnderWay next{
-      .operation = operation, .enqueued = {}, .begins = state.record(), .ends = {}};
+  State::UnderWay next{.operation = operation, .begins = state.record(), .ends = {}};
   const auto still = [&, wait = still_wanted(operation, state.others.get())] {
     state.throw_failure();
     wait();
@@ -426,7 +413,6 @@ void NcclLink::launch(const Enqueued& operation, const std::function<void()>& ca
     state.release(next.begins);
     state.explain(error, described(operation));
   }
-  next.enqueued = Clock::now();
   {
     std::lock_guard lock(state.mutex);
     if (!state.failure) {

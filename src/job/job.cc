@@ -26,7 +26,7 @@
 #include "cluster/coordination.h"
 #include "cluster/membership.h"
 #include "gpu/nccl.h"
-#include "group/net/network_backend.h"
+#include "group/net/backend.h"
 #include "group/shm/shm.h"
 #include "job/announcement.h"
 #include "job/clocks.h"
@@ -240,7 +240,7 @@ class Job {
                      .rank = membership_.rank,
                      .source = membership_.source,
                      .service = membership_.service,
-                     .network = surroundings_ ? surroundings_->network->transport().name() : ""};
+                     .network = surroundings_ ? surroundings_->control->transport().name() : ""};
     const auto all =
         link_->exchange(fmt::format("layout {}", layouts_++), mine.dump(), join_timeout());
     for (size_t r = 0; r < all.size(); ++r) {
@@ -257,18 +257,18 @@ class Job {
   void leave() {
     bool complete = !alarm_.load();
     if (surroundings_) {
-      Network& network = *surroundings_->network;
+      ControlPlane& control = *surroundings_->control;
       progress_ = {};
       // What was sent last may still be on its way to those who are about to leave, too.
-      network.transport().flush(kFarewell);
-      complete = complete && !network.misses_somebody();
+      control.transport().flush(kFarewell);
+      complete = complete && !control.misses_a_rank();
       if (complete)
         meet_to_leave();
-      else if (network.misses_somebody())
-        linger(network.transport(), kLastWords);
-      network.transport().progress();
-      network.listen();  // the last words of the others
-      network.close();
+      else if (control.misses_a_rank())
+        linger(control.transport(), kLastWords);
+      control.transport().progress();
+      control.dispatch();  // the last words of the others
+      control.close();
     }
     leave_service();
     if (service_)
@@ -419,7 +419,7 @@ class Job {
                         .addresses = membership_.addresses,
                         .hosts = {},
                         .machines = {},
-                        .network = nullptr,
+                        .control = nullptr,
                         .neighbourhood = {},
                         .crowded = false,
                         .alarm = &alarm_,
@@ -464,9 +464,9 @@ class Job {
     std::vector<int> remote;
     for (size_t r = 0; r < hosts_.size(); ++r)
       if (hosts_[r] != hosts_[me]) remote.push_back(int(r));
-    around.network =
-        std::make_shared<Network>(transport(parsed), membership_.rank, size(), std::move(remote));
-    base::close_in_children(around.network->transport().sockets());
+    around.control = std::make_shared<ControlPlane>(transport(parsed), membership_.rank, size(),
+                                                    std::move(remote));
+    base::close_in_children(around.control->transport().sockets());
     surroundings_ = std::make_shared<const Surroundings>(std::move(around));
     // Nobody else does while the program computes, and what it has sent may still be on this side.
     progress_ = std::jthread([this](std::stop_token stop) {
@@ -474,9 +474,8 @@ class Job {
       std::unique_lock lock(mutex);
       while (!pause_.wait_for(lock, stop, kProgress, [&] { return stop.stop_requested(); })) {
         if (stop.stop_requested()) return;
-        surroundings_->network->transport().progress();
-        surroundings_->network->listen();
-        if (link_->silence().count()) surroundings_->network->probe();
+        surroundings_->control->pump();
+        if (link_->silence().count()) surroundings_->control->probe();
       }
     });
   }
@@ -486,7 +485,7 @@ class Job {
   std::string isolation() const {
     const std::shared_ptr<Coordination> link = this->link();
     if (!link || !surroundings_ || cluster::is_loopback(membership_.service) ||
-        surroundings_->network->hears_other_hosts())
+        surroundings_->control->hears_other_hosts())
       return {};
     if (link->silence().count())
       return "hears neither the coordination service nor any other host: the network of its own "

@@ -18,9 +18,9 @@ const fs::path kRoot = TUTTI_SOURCE_DIR;
 // The lowest first. A layer may include from itself and from those before it. A file belongs to
 // the longest path here that it lies under.
 const std::vector<std::string> kLayers = {
-    "base",    "observe",    "device",       "kernels",   "cuda",      "tensor",
-    "cluster", "group/core", "group/plan",   "group/shm", "group/net", "gpu",
-    "job",     "group",      "cross_device", "input",     "strategy"};
+    "base",    "observe",    "device",         "kernels",      "cuda",      "tensor",
+    "cluster", "group/core", "group/liveness", "group/plan",   "group/shm", "group/net",
+    "gpu",     "job",        "group",          "cross_device", "input",     "strategy"};
 
 // Where each public header is implemented.
 const std::map<std::string, std::string> kPublicHeaders = {

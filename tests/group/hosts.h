@@ -10,7 +10,7 @@
 #include <map>
 #include <mutex>
 
-#include "group/net/network_backend.h"
+#include "group/net/backend.h"
 #include "group/secluded.h"
 
 namespace tutti::group {
@@ -213,8 +213,8 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
         .addresses = addresses,
         .hosts = hosts,
         .machines = hosts,
-        .network = std::make_shared<group::Network>(std::make_unique<PostedTransport>(office, r), r,
-                                                    n, std::vector<int>{}),
+        .control = std::make_shared<group::ControlPlane>(
+            std::make_unique<PostedTransport>(office, r), r, n, std::vector<int>{}),
         .neighbourhood = std::move(neighbourhood),
         .crowded = true,
         .alarm = &alarm,

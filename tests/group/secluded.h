@@ -24,7 +24,7 @@ struct Seclusion {
 };
 
 // What all ranks share: the memory that was allocated, kept to the end as if it were mapped.
-class Commons : public group::Members {
+class Commons : public group::PeerMonitor {
  public:
   explicit Commons(Seclusion options) : options_(std::move(options)) {}
 
@@ -50,7 +50,6 @@ class Commons : public group::Members {
   std::string loss(int rank) const override { return options_.loss ? options_.loss(rank) : ""; }
   std::optional<cluster::Failure> failure() const override { return {}; }
   const std::atomic<bool>* alarm() const override { return nullptr; }
-  void abandon_memory() const override {}  // all of it is kept anyway
   bool crowded() const override { return true; }
   bool separate_processes() const override { return false; }
 

@@ -12,6 +12,8 @@
 
 namespace tutti::group {
 
+constexpr size_t kLine = 64;  // bytes that one core takes from another at once
+
 using detail::Collective;
 
 std::string_view name(Collective kind);
@@ -81,16 +83,9 @@ struct LeafReduction {
 
 // How long a call may wait, in all; counted from its first wait.
 struct Patience {
-  std::chrono::nanoseconds timeout;     // 0: for ever
+  std::chrono::nanoseconds timeout;     // 0: without end
   std::chrono::nanoseconds warn_after;  // 0: never
-  std::chrono::nanoseconds slack{0};    // beyond the timeout, for others to speak first
 };
-// Who is nearer to the culprit speaks first: a rank on its host, then one that it keeps waiting on
-// another, then those who wait for that one.
-constexpr std::chrono::nanoseconds kSlackBetweenHosts = std::chrono::milliseconds(400);
-constexpr std::chrono::nanoseconds kSlackBehindAnother = std::chrono::milliseconds(800);
-// Who waits for another says so again and again. Who has not for so long may have been stopped.
-constexpr std::chrono::nanoseconds kSilence = std::chrono::milliseconds(400);
 
 // The words of errors: "all_reduce #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
 std::string described(const Description& what, uint64_t number);

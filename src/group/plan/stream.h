@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "group/core/operation.h"
-#include "group/shm/window.h"
 #include "kernels/reduce.h"
 
 namespace tutti::group {

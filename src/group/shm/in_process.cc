@@ -12,7 +12,7 @@ namespace tutti::group {
 
 namespace {
 
-class Threads : public Reach, public Members {
+class Threads : public Reach, public PeerMonitor {
  public:
   explicit Threads(int n) : n_(n) {}
 
@@ -39,7 +39,6 @@ class Threads : public Reach, public Members {
   std::string loss(int) const override { return {}; }  // a thread does not die alone
   std::optional<cluster::Failure> failure() const override { return {}; }
   const std::atomic<bool>* alarm() const override { return nullptr; }
-  void abandon_memory() const override {}
   bool crowded() const override { return n_ > base::topology().cores; }
   bool separate_processes() const override { return false; }
 

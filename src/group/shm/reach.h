@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "group/shm/window.h"
+#include "group/shm/block.h"
 
 namespace tutti::group {
 
@@ -25,6 +25,9 @@ class Reach {
   // Memory that all reach. Zeroed memory starts on a page.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   virtual std::shared_ptr<void> allocate_zeroed(size_t bytes) = 0;
+  // A rank that is stopped may write to this process's memory whenever it goes on: what it can
+  // reach is not used for anything else from now on.
+  virtual void abandon() const {}
 };
 
 // The blocks that this rank has made for its groups. Others may still look at one when its own rank

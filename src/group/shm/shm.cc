@@ -38,7 +38,7 @@ Cores my_cores() {
   return cores;
 }
 
-class Processes : public Reach, public Members {
+class Processes : public Reach, public PeerMonitor {
  public:
   explicit Processes(const Neighbours& neighbours) : neighbours_(neighbours) {
     const std::string here = json::parse(neighbours.hellos[size_t(neighbours.rank)]).at("host");
@@ -96,7 +96,7 @@ class Processes : public Reach, public Members {
                                                               : std::nullopt;
   }
   const std::atomic<bool>* alarm() const override { return neighbours_.alarm; }
-  void abandon_memory() const override { Arena::mine().abandon(); }
+  void abandon() const override { Arena::mine().abandon(); }
   bool crowded() const override { return crowded_; }
   bool separate_processes() const override { return true; }
 

@@ -1,47 +1,25 @@
 #include "group/shm/window_backend.h"
 
-#include <algorithm>
-
 namespace tutti::group {
 
-// The reach and the names of some of the ranks.
-class WindowBackend::Subset : public Reach, public Members {
+// The memory of some of the ranks.
+class WindowBackend::Subset : public Reach {
  public:
-  Subset(Neighbourhood all, std::vector<int> ranks)
+  Subset(std::shared_ptr<Reach> all, std::vector<int> ranks)
       : all_(std::move(all)), ranks_(std::move(ranks)) {}
 
-  uint64_t place(const void* data, size_t bytes) const override {
-    return all_.reach->place(data, bytes);
-  }
+  uint64_t place(const void* data, size_t bytes) const override { return all_->place(data, bytes); }
   void* find(int rank, uint64_t place) const override {
-    return all_.reach->find(ranks_[size_t(rank)], place);
+    return all_->find(ranks_[size_t(rank)], place);
   }
-  std::shared_ptr<void> allocate(size_t bytes) override { return all_.reach->allocate(bytes); }
+  std::shared_ptr<void> allocate(size_t bytes) override { return all_->allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
-    return all_.reach->allocate_zeroed(bytes);
+    return all_->allocate_zeroed(bytes);
   }
-
-  std::string address(int rank) const override {
-    const int outer = ranks_[size_t(rank)];
-    const std::string address = all_.members->address(outer);
-    if (address.empty() || outer == rank) return address;
-    return "rank " + std::to_string(outer) + " of the job, " + address;
-  }
-  std::string loss(int rank) const override { return all_.members->loss(ranks_[size_t(rank)]); }
-  std::optional<cluster::Failure> failure() const override {
-    std::optional<cluster::Failure> failure = all_.members->failure();
-    // A rank that is lost is no loss to a group that it is not in.
-    if (failure && failure->rank >= 0 && std::ranges::find(ranks_, failure->rank) == ranks_.end())
-      return {};
-    return failure;
-  }
-  const std::atomic<bool>* alarm() const override { return all_.members->alarm(); }
-  void abandon_memory() const override { all_.members->abandon_memory(); }
-  bool crowded() const override { return all_.members->crowded(); }
-  bool separate_processes() const override { return all_.members->separate_processes(); }
+  void abandon() const override { all_->abandon(); }
 
  private:
-  const Neighbourhood all_;
+  const std::shared_ptr<Reach> all_;
   const std::vector<int> ranks_;
 };
 
@@ -50,9 +28,12 @@ WindowBackend::WindowBackend(const char* name, Neighbourhood neighbourhood, std:
     : name_(name),
       neighbourhood_(std::move(neighbourhood)),
       ranks_(std::move(ranks)),
-      subset_(std::make_shared<Subset>(neighbourhood_, ranks_)),
-      window_(rank, std::move(blocks), subset_),
+      subset_(std::make_unique<Subset>(neighbourhood_.reach, ranks_)),
+      window_(rank, std::move(blocks),
+              std::make_shared<GroupMonitor>(neighbourhood_.monitor, ranks_)),
       algorithms_(window_, *subset_) {}
+
+WindowBackend::~WindowBackend() = default;
 
 std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Patience patience) {
   Block* const mine = neighbourhood_.blocks->make(*subset_, int(ranks.size()));

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "group/core/backend.h"
-#include "group/shm/windowed.h"
+#include "group/shm/collectives.h"
 
 namespace tutti::group {
 
@@ -10,7 +10,7 @@ namespace tutti::group {
 struct Neighbourhood {
   std::shared_ptr<Reach> reach;  // ranks are those of the outermost group
   std::shared_ptr<Blocks> blocks;
-  std::shared_ptr<const Members> members;
+  std::shared_ptr<const PeerMonitor> monitor;
 };
 
 class WindowBackend : public Backend {
@@ -18,11 +18,12 @@ class WindowBackend : public Backend {
   // `ranks`: which of the outermost group's ranks take part. `blocks`: theirs.
   WindowBackend(const char* name, Neighbourhood neighbourhood, std::vector<int> ranks, int rank,
                 std::vector<Block*> blocks);
+  ~WindowBackend() override;
 
   const char* name() const override { return name_; }
   int rank() const override { return window_.rank(); }
   int size() const override { return window_.size(); }
-  std::string address(int rank) const override { return window_.members().address(rank); }
+  std::string address(int rank) const override { return window_.peers().address(rank); }
   bool is_local(int) const override { return true; }
   using Backend::run;
   void run(const Description& what, const detail::GroupCall& call, Patience patience,
@@ -43,18 +44,17 @@ class WindowBackend : public Backend {
     return neighbourhood_.reach->allocate(bytes);
   }
   void check(const std::string& during) override { window_.check_ranks(during); }
-  void poison(ErrorCode code, const std::string& text) override { window_.poison(code, text); }
+  void poison(ErrorCode code, const std::string& text) override { window_.latch().set(code, text); }
 
  private:
-  // The reach and the names of a subset of the ranks.
   class Subset;
 
   const char* name_;
   Neighbourhood neighbourhood_;
   std::vector<int> ranks_;
-  std::shared_ptr<Subset> subset_;
+  std::unique_ptr<Subset> subset_;
   Window window_;
-  Windowed algorithms_;
+  SharedMemoryCollectives algorithms_;
 };
 
 }  // namespace tutti::group

@@ -1,11 +1,11 @@
-// Ranks on several hosts: a window on each, and a wire between them.
+// Ranks on several hosts: a window on each, and channels between them.
 #pragma once
 
 #include <functional>
 #include <optional>
 
 #include "group/core/backend.h"
-#include "group/net/networked.h"
+#include "group/net/collectives.h"
 #include "group/shm/window_backend.h"
 
 namespace tutti::group {
@@ -16,13 +16,13 @@ struct Surroundings {
   std::vector<std::string> addresses;  // of all ranks, for errors
   std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
   std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
-  std::shared_ptr<Network> network;
+  std::shared_ptr<ControlPlane> control;
   // Of the ranks on this host, in their order; empty where there is no other.
   Neighbourhood neighbourhood;
   bool crowded;  // are there more ranks than cores?
   const std::atomic<bool>* alarm;
   std::function<std::optional<cluster::Failure>()> failure;
-  std::function<std::string()> isolation;  // as that of Members
+  std::function<std::string()> isolation;  // as that of PeerMonitor
 };
 
 // What a rank tells the others of a new group.
@@ -46,14 +46,14 @@ class NetworkBackend : public Backend {
     friend class NetworkBackend;
     std::shared_ptr<const Surroundings> surroundings_;
     std::vector<int> ranks_;
-    Layout layout_;
+    GroupTopology topology_;
     Introduction introduction_;
   };
 
   const char* name() const override;
-  int rank() const override { return wire_.rank(); }
-  int size() const override { return wire_.size(); }
-  std::string address(int rank) const override { return wire_.members().address(rank); }
+  int rank() const override { return channels_.rank(); }
+  int size() const override { return channels_.size(); }
+  std::string address(int rank) const override { return channels_.peers().address(rank); }
   bool is_local(int rank) const override {
     const std::vector<std::string>& machines = surroundings_->machines;
     return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(surroundings_->rank)];
@@ -68,23 +68,26 @@ class NetworkBackend : public Backend {
                          Patience patience) override;
   std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
-  void check(const std::string& during) override { wire_.check_ranks(during); }
-  void poison(ErrorCode code, const std::string& text) override { wire_.poison(code, text); }
+  void check(const std::string& during) override { channels_.check_ranks(during); }
+  void poison(ErrorCode code, const std::string& text) override { channels_.fail_all(code, text); }
 
  private:
-  class Everybody;
-  class OnThisHost;
-
   NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*> blocks);
+  Window* connect_host(const std::vector<Block*>& blocks);  // null without other ranks on this host
+  FailureLatch& latch();
+  // An error of `operation` on this rank is one for all.
   template <class F>
-  void heard_by_all(const F& operation);
+  void telling_all(const F& operation);
 
   std::shared_ptr<const Surroundings> surroundings_;
   std::vector<int> ranks_;
-  Layout layout_;
+  GroupTopology topology_;
   std::optional<Window> window_;
-  Wire wire_;
-  Networked algorithms_;
+  // The group's, if this rank is the only one on its host.
+  std::unique_ptr<SharedFailure> own_failure_;
+  std::optional<FailureLatch> own_latch_;
+  PeerChannels channels_;
+  NetworkCollectives algorithms_;
 };
 
 }  // namespace tutti::group

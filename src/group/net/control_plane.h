@@ -15,24 +15,26 @@
 #include <string>
 #include <vector>
 
+#include "group/liveness/peer_monitor.h"
 #include "group/net/transport.h"
 
 namespace tutti::group {
 
-// Messages of different lanes do not wait for each other.
-enum class Lane : uint32_t { greeting, data, results, head, message, notice };
+// Messages with different tags do not wait for each other.
+enum class Lane : uint32_t { handshake, data, results, header, message, notice };
 
-class Network {
+// Safe to use from any thread.
+class ControlPlane final : public Pump {
  public:
-  // A word to all of a group: it has failed, or the sender leaves it, is about to give up on
+  // To all ranks of a group: it has failed, or the sender leaves it, is about to give up on
   // another rank, or shows the list that the others disagree with. A probe is of no group; the
-  // network of its receiver replies.
+  // control plane of its receiver replies.
   struct Notice {
-    enum class Kind : uint32_t { failure, farewell, waiting, probe, reply, list };
+    enum class Kind : uint32_t { failure, leaving, waiting, probe, reply, list };
     uint32_t group = 0;
     Kind kind = Kind::failure;
     ErrorCode code = ErrorCode::internal;
-    int32_t culprit = -1;  // a rank of the job; of who waits, whom it waits for, if for one only
+    int32_t culprit = -1;  // a rank of the job; of `waiting`, the awaited rank if it is only one
     std::string text = {};
   };
   class Listener {
@@ -44,38 +46,45 @@ class Network {
   };
 
   // `remote`: the ranks on other hosts.
-  Network(std::unique_ptr<Transport> transport, int rank, int size, std::vector<int> remote);
-  ~Network();
-  Network(const Network&) = delete;
+  ControlPlane(std::unique_ptr<Transport> transport, int rank, int size, std::vector<int> remote);
+  ~ControlPlane();
+  ControlPlane(const ControlPlane&) = delete;
 
   Transport& transport() { return *transport_; }
   int rank() const { return rank_; }
 
   static uint32_t tag(uint32_t group, Lane lane) { return group << 3 | uint32_t(lane); }
   // A number that no other process of the job hands out.
-  uint32_t new_id();
+  uint32_t new_group_id();
 
-  // From now on, and what came before.
+  // `listener` hears the notices of a group from now on, and those that came before.
   void add(uint32_t group, Listener* listener);
   void remove(uint32_t group);
 
   // One way.
   void tell(int rank, const Notice& notice);
-  // Hands out what has come.
-  void listen();
-  // Asks the ranks on other hosts for a reply, at most every 100 ms.
+  // Hands out the notices that have come.
+  void dispatch();
+  // Drives the transport, and hands out notices.
+  void pump() override {
+    transport_->progress();
+    dispatch();
+  }
+  // Asks the ranks on other hosts for a reply, at most every timing::kProbeEvery.
   void probe();
-  // Whether any of them was heard within the last second. True before the first probe.
+  // Whether any of them was heard within timing::kHeard. True before the first probe.
   bool hears_other_hosts() const;
-  // Whether an operation failed since somebody did not answer: who waits for all may wait in vain.
-  bool misses_somebody() const { return misses_somebody_.load(); }
+  // Whether an operation failed since a rank did not answer: a rank that waits for all may wait in
+  // vain.
+  bool misses_a_rank() const { return misses_a_rank_.load(); }
   // Hears nothing from now on.
   void close();
 
  private:
-  struct Letter;
+  struct Frame;
   using Clock = std::chrono::steady_clock;
-  void post_ear(size_t rank);
+  void post_receiver(size_t rank);
+  void take(size_t rank, const Frame& frame);
   void note(const Notice& notice);
   void send(int rank, const Notice& notice);
 
@@ -83,15 +92,15 @@ class Network {
   const int rank_, size_;
   const std::vector<int> remote_;
   mutable std::mutex mutex_;
-  std::atomic<bool> misses_somebody_{false};
+  std::atomic<bool> misses_a_rank_{false};
   uint64_t ids_ = 0;
   std::map<uint32_t, Listener*> listeners_;
-  struct Ear {
+  struct Receiver {
     Transport::Message* message = nullptr;
-    std::unique_ptr<Letter> letter;
+    std::unique_ptr<Frame> frame;  // null: nothing more comes from there
   };
-  std::vector<Ear> ears_;  // by rank
-  std::list<std::pair<Transport::Message*, std::unique_ptr<Letter>>> outgoing_;
+  std::vector<Receiver> receivers_;  // by rank
+  std::list<std::pair<Transport::Message*, std::unique_ptr<Frame>>> outgoing_;
   std::optional<Clock::time_point> probing_since_, probed_;  // while it is asked to; and last
   Clock::time_point heard_{};                                // a rank on another host
   // Notices of groups that are not known here, or not yet.

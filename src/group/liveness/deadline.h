@@ -1,0 +1,45 @@
+// How much of the time that a call may wait has passed.
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "base/running_time.h"
+#include "group/core/operation.h"
+
+namespace tutti::group {
+
+// Of one call, over all its waits. Time in which the process was suspended does not count. Not
+// thread-safe.
+class Deadline {
+ public:
+  Deadline() = default;
+  explicit Deadline(Patience limits) : limits_(limits) {}
+
+  // The clock runs from the first wait on.
+  void start() {
+    if (!waited_) waited_.emplace();
+  }
+  // Counts from now on again.
+  void restart() { waited_.emplace(); }
+
+  enum class Due { nothing, warning, expiry };
+  // What is due after start(). `slack`: beyond the timeout, for others to speak first.
+  Due due(std::chrono::nanoseconds slack = {}) {
+    const std::chrono::nanoseconds waited = waited_->elapsed();
+    if (limits_.timeout.count() && waited - slack >= limits_.timeout) return Due::expiry;
+    if (limits_.warn_after.count() && waited >= limits_.warn_after && !warned_) return Due::warning;
+    return Due::nothing;
+  }
+  void has_warned() { warned_ = true; }
+
+  std::chrono::nanoseconds waited() { return waited_->elapsed(); }
+  std::chrono::nanoseconds timeout() const { return limits_.timeout; }
+
+ private:
+  Patience limits_{};
+  std::optional<base::RunningTime> waited_;
+  bool warned_ = false;
+};
+
+}  // namespace tutti::group

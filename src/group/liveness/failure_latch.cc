@@ -1,0 +1,35 @@
+#include "group/liveness/failure_latch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "group/liveness/timing.h"
+
+namespace tutti::group {
+
+void FailureLatch::set(ErrorCode code, const std::string& text) {
+  uint32_t none = 0;
+  if (!failure_.state.compare_exchange_strong(none, 1)) return;
+  failure_.code = code;
+  const size_t bytes = std::min(text.size(), sizeof(failure_.text) - 1);
+  std::memcpy(failure_.text, text.data(), bytes);
+  failure_.text[bytes] = 0;
+  failure_.state.store(2);
+  for (const auto& hook : hooks_) hook(code, text);
+}
+
+void FailureLatch::rethrow() const {
+  const auto limit = std::chrono::steady_clock::now() + timing::kWriteFailure;
+  while (failure_.state.load(std::memory_order_acquire) == 1)
+    if (std::chrono::steady_clock::now() > limit)
+      throw UnavailableError("the group has failed, and the rank that said so died saying it");
+  throw_error(failure_.code, failure_.text);
+}
+
+void FailureLatch::fail(ErrorCode code, const std::string& text) {
+  set(code, text);
+  check();
+  throw_error(code, text);  // the rank that was first died while it wrote
+}
+
+}  // namespace tutti::group

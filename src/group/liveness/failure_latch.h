@@ -1,0 +1,51 @@
+// The first failure of a group. It is published before it is thrown, and stays: every later call on
+// any rank throws the same.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tutti::group {
+
+// Zeroed: there is none. It may lie in memory that other processes map.
+struct SharedFailure {
+  std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: there
+  ErrorCode code;
+  char text[4096 - 8];
+};
+
+// Safe to use from any thread.
+class FailureLatch {
+ public:
+  explicit FailureLatch(SharedFailure& failure) : failure_(failure) {}
+  FailureLatch(const FailureLatch&) = delete;
+
+  // Called after this process has set the latch, to wake threads or to tell other hosts. Before the
+  // latch is used.
+  void on_set(std::function<void(ErrorCode, const std::string&)> hook) {
+    hooks_.push_back(std::move(hook));
+  }
+
+  bool is_set() const { return failure_.state.load(std::memory_order_relaxed) != 0; }
+  // Has no effect if there was a failure before.
+  void set(ErrorCode code, const std::string& text);
+  // Throws the failure, if there is one.
+  void check() const {
+    if (failure_.state.load(std::memory_order_acquire) != 0) rethrow();
+  }
+  // Sets it, and throws the first.
+  [[noreturn]] void fail(ErrorCode code, const std::string& text);
+
+ private:
+  void rethrow() const;
+
+  SharedFailure& failure_;
+  std::vector<std::function<void(ErrorCode, const std::string&)>> hooks_;
+};
+
+}  // namespace tutti::group

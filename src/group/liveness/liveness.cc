@@ -1,0 +1,84 @@
+#include "group/liveness/liveness.h"
+
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "base/log.h"
+#include "group/liveness/timing.h"
+
+namespace tutti::group {
+
+using Clock = std::chrono::steady_clock;
+
+std::string Liveness::progress(int rank, uint64_t operation) const {
+  const int number = peers_->number(rank);
+  return operation == 0 ? fmt::format("rank {} has not begun any operation", number)
+                        : fmt::format("rank {} is at #{}", number, operation);
+}
+
+void Liveness::check_now(const std::string& during) const {
+  if (pump_) pump_->pump();
+  check();
+  check_job(during);
+}
+
+void Liveness::check_job(const std::string& during) const {
+  if (const auto failure = peers_->failure())
+    fail(failure->code, fmt::format("{}: {}", during, failure->text));
+}
+
+void Liveness::check_losses(const std::string& during, int ranks, int me,
+                            const std::function<bool(int)>& left,
+                            const std::function<uint64_t(int)>& at) const {
+  for (int r = 0; r < ranks; ++r) {
+    if (r == me || left(r)) continue;
+    const std::string loss = peers_->loss(r);
+    if (loss.empty()) continue;
+    check();  // the lost rank may have said why before it went
+    if (left(r)) continue;
+    // Or it may have told the coordination service, which also knows soon if it did not.
+    const auto reason = alarm_
+                            ? await_reason([] { std::this_thread::sleep_for(timing::kShortPoll); })
+                            : std::nullopt;
+    if (!reason || reason->code != ErrorCode::aborted)
+      fail(ErrorCode::unavailable,
+           fmt::format("{}: {} {}; {}", during, name(r), loss, progress(r, at(r))));
+  }
+}
+
+void Liveness::fail_since_left(const std::string& during, int rank, uint64_t at) const {
+  fail(ErrorCode::unavailable,
+       fmt::format("{}: {} has left the group; {}", during, name(rank), progress(rank, at)));
+}
+
+std::optional<cluster::Failure> Liveness::await_reason(const std::function<void()>& sleep) const {
+  for (const auto until = Clock::now() + timing::kReason;; sleep()) {
+    if (pump_) pump_->pump();
+    check();
+    if (auto failure = peers_->failure()) return failure;
+    if (Clock::now() >= until) return {};
+  }
+}
+
+void Liveness::check_deadline(Deadline& deadline, std::chrono::nanoseconds slack,
+                              const Description& what, uint64_t number,
+                              const std::function<std::string()>& missing, int me) const {
+  const Deadline::Due due = deadline.due(slack);
+  if (due == Deadline::Due::nothing) return;
+  const std::string ranks = missing();
+  if (ranks.empty()) return;
+  const std::string operation = described(what, number);
+  if (due == Deadline::Due::warning) {
+    deadline.has_warned();
+    return base::log(base::LogLevel::warning, fmt::format("{}: has waited {} for {}", operation,
+                                                          seconds(deadline.waited()), ranks));
+  }
+  const std::string waited = fmt::format("waited {} for {}", seconds(deadline.timeout()), ranks);
+  const std::string isolation = peers_->isolation();
+  fail(ErrorCode::deadline_exceeded,
+       isolation.empty() ? fmt::format("{}: {}", operation, waited)
+                         : fmt::format("{}: {} {}; it {}", operation, name(me), isolation, waited));
+}
+
+}  // namespace tutti::group

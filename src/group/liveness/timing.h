@@ -1,0 +1,65 @@
+// Every length of time that waiting and failing go by. A name means the same number everywhere.
+#pragma once
+
+#include <chrono>
+
+#include "base/running_time.h"
+
+namespace tutti::group::timing {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using std::chrono::seconds;
+
+// A thread that waits looks at its peers and at the job this often.
+constexpr nanoseconds kPoll = milliseconds(20);
+// A thread that watches GPUs asks for their events this often.
+constexpr nanoseconds kGpuPoll = milliseconds(10);
+// A thread that waits for something rare and short, such as another rank's list.
+constexpr nanoseconds kShortPoll = milliseconds(1);
+
+// A broken connection or a dead process may be followed by its reason: the rank that failed tells
+// its peers, or the coordination service does.
+constexpr nanoseconds kReason = milliseconds(300);
+// NCCL's connections break before the process behind them is dead.
+constexpr nanoseconds kNcclReason = seconds(1);
+// Operations under way on GPUs get this long when the process ends.
+constexpr nanoseconds kGpuShutdown = seconds(2);
+// What a rank sent before it left the group may still be on its way.
+constexpr nanoseconds kLastMessages = milliseconds(500);
+// A rank that disagrees with one peer hears the others before it fails, so that all ranks name the
+// same two. Some of them may never come.
+constexpr nanoseconds kSettle = milliseconds(500);
+// A rank that publishes a failure is done with writing it after this long, or has died in between.
+constexpr nanoseconds kWriteFailure = milliseconds(100);
+// A peer that works on this rank's memory is done after this long, or was stopped in between.
+constexpr nanoseconds kLetGo = milliseconds(200);
+
+// The rank nearest to the culprit speaks first: one on its host, then a rank that the culprit keeps
+// waiting on another host, then the ranks that wait for that one.
+constexpr nanoseconds kSlackBetweenHosts = milliseconds(400);
+constexpr nanoseconds kSlackBehindAnother = milliseconds(800);
+// A rank announces that it waits from this long before its deadline on, this often: ranks that wait
+// for it know then that it is not the culprit. A rank that stops announcing is presumed suspended.
+constexpr nanoseconds kAnnounceBefore = seconds(2);
+constexpr nanoseconds kAnnounceEvery = milliseconds(100);
+constexpr nanoseconds kPresumedSuspended = milliseconds(400);
+// Ranks on other hosts are probed this often, and count as heard for this long.
+constexpr nanoseconds kProbeEvery = milliseconds(100);
+constexpr nanoseconds kHeard = seconds(1);
+
+// A thread that yields to one that computes gets its core back when the other's time slice is over;
+// a thread that sleeps gets it back when it is woken. So a yield that took this long is the last
+// for a while: a short while first, and twice as long each time that yielding is no better.
+constexpr nanoseconds kLongYield = microseconds(500);
+constexpr nanoseconds kNoYield = milliseconds(1);
+constexpr nanoseconds kLongestNoYield = milliseconds(128);
+
+static_assert(kGpuPoll <= kPoll && kPoll < base::RunningTime::kLook);
+static_assert(kPoll < kReason && kReason < kSlackBetweenHosts);
+static_assert(2 * kSlackBetweenHosts <= kSlackBehindAnother);
+static_assert(3 * kAnnounceEvery < kPresumedSuspended && kPresumedSuspended < kAnnounceBefore);
+static_assert(3 * kProbeEvery < kHeard);
+
+}  // namespace tutti::group::timing

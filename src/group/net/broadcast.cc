@@ -1,0 +1,73 @@
+#include <algorithm>
+
+#include "group/net/collectives.h"
+
+namespace tutti::group {
+
+void NetworkCollectives::broadcast(const GroupCall& call) {
+  std::byte* const data = bytes_of(call.out.data);
+  const size_t bytes = size_in_bytes(call.out);
+  if (bytes > kSmallMessage && channels_.size() > 2) return broadcast_large(data, bytes, call.root);
+  const auto place = [&](int) { return data; };
+  if (is_root(call))
+    exchange(bytes, others_, place, {}, place);
+  else
+    exchange(bytes, {}, place, {&call.root, 1}, place);
+}
+
+// The root's host has it from the root, every other one from its leader. The leaders take turns at
+// getting a chunk from the root and passing it on to each other; the rest of a host take it from
+// the window.
+void NetworkCollectives::broadcast_large(std::byte* data, size_t bytes, int root) {
+  constexpr size_t kLeast = 64 << 10;  // in a chunk
+  const int me = channels_.rank(), roots_host = topology_.host_of[size_t(root)];
+  std::vector<int> relays;
+  for (int h = 0; h < int(topology_.hosts.size()); ++h)
+    if (h != roots_host) relays.push_back(topology_.leader(h));
+  const int head = topology_.my_host() == roots_host ? root : topology_.leader(topology_.my_host());
+  const size_t ways = std::max(relays.size(), size_t{1});
+  const size_t chunk = std::clamp(rounded_up((bytes + ways - 1) / ways), kLeast, kArea);
+  const size_t chunks = (bytes + chunk - 1) / chunk;
+  const auto part = [&](size_t i) {
+    return std::span(data + i * chunk, std::min(chunk, bytes - i * chunk));
+  };
+  const auto is_relay = [&](size_t i) { return !relays.empty() && me == relays[i % ways]; };
+
+  channels_.shake_hands(others_, window_);
+  PeerChannels::Transfers transfers(channels_);
+  std::vector<size_t> numbers;
+  const auto post = [&](size_t i) {
+    const std::span now = part(i);
+    const int relay = relays[i % ways];
+    numbers.push_back(me == root ? transfers.send(relay, Lane::data, now.data(), now.size())
+                      : is_relay(i)
+                          ? transfers.receive(root, Lane::data, now.data(), now.size())
+                          : transfers.receive(relay, Lane::results, now.data(), now.size()));
+  };
+  const auto pass_on = [&](size_t i) {
+    transfers.wait(numbers[i]);
+    for (const int other : relays)
+      if (other != me) transfers.send(other, Lane::results, part(i).data(), part(i).size());
+  };
+  const auto show = [&](size_t i) {
+    if (me == head) copy_bytes(window_->mine(kArea), part(i).data(), part(i).size());
+    window_->next_phase();
+    if (me != head)
+      copy_bytes(part(i).data(), window_->shown(int(topology_.local_index(head)), kArea),
+                 part(i).size());
+  };
+  // A chunk that is to be passed on must not wait for those that others pass on: it has a lead.
+  constexpr size_t kAhead = 4;
+  const size_t lag = kAhead + ways;
+  const bool travels = me == head && !relays.empty();
+  for (size_t i = 0; i < chunks + lag; ++i) {
+    if (travels && i < chunks) post(i);
+    if (i >= kAhead && i - kAhead < chunks && is_relay(i - kAhead)) pass_on(i - kAhead);
+    if (i < lag) continue;
+    if (travels) transfers.wait(numbers[i - lag]);
+    if (window_) show(i - lag);
+  }
+  transfers.wait_all();
+}
+
+}  // namespace tutti::group

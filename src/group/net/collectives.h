@@ -1,0 +1,132 @@
+// The collectives between hosts; a file for each.
+//
+// Small data travels with the handshake, in one hop. A large reduction is cut into blocks, and a
+// block into a shard for each host: every host sends the subtrees that its ranks hold of a shard to
+// that shard's host, which finishes the sum and sends the result to all. Blocks overlap, so that
+// some travel while others are summed. The ranks of a host meet in their window, and the first of
+// them, its leader, sends for all. Data for all ranks (broadcast, all_gather) crosses the network
+// once for every host; there the root, or every rank, sends for itself.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "group/net/peer_channels.h"
+#include "group/net/topology.h"
+#include "group/plan/stream.h"
+#include "group/plan/tree.h"
+
+namespace tutti::group {
+
+// What the ranks of a host share besides their window: their leader's memory for blocks on their
+// way. kBlocks of each.
+struct Staging {
+  std::byte* subtrees = nullptr;
+  std::byte* results = nullptr;
+};
+constexpr size_t kBlocks = 5;
+
+class NetworkCollectives {
+ public:
+  // `window`: of the ranks on this host; null if this is the only one, and `staging` is empty then.
+  NetworkCollectives(PeerChannels& channels, const GroupTopology& topology, Window* window,
+                     Staging staging);
+  ~NetworkCollectives();
+  NetworkCollectives(const NetworkCollectives&) = delete;
+
+  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+           std::span<const Piece> list = {});
+  void all_reduce(const Description& what, const LeafReduction& reduction, Patience patience);
+  void all_gather_uneven(const Description& what, const detail::Memory& in,
+                         const detail::Memory& out, std::span<const int64_t> counts,
+                         Patience patience);
+
+ private:
+  class Reducer;
+  // How the leaves of a reduction are spread over the hosts; kept, since most are alike.
+  struct Cut {
+    struct Value {
+      Subtree subtree;
+      size_t host, index;
+    };
+    void update(std::span<const int> new_owners, const GroupTopology& topology, bool now_single);
+
+    std::vector<int> owners;
+    bool single = false;
+    std::vector<std::vector<Subtree>> by_host;
+    std::vector<Value> order;  // of all hosts, by their leaves
+    std::vector<Subtree> all;  // the same
+  };
+  // Memory that is kept from one operation to the next. Only what is used of it is ever touched.
+  class Scratch {
+   public:
+    std::byte* at_least(size_t bytes) {
+      if (bytes > bytes_) {
+        memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+        bytes_ = bytes;
+      }
+      return memory_.get();
+    }
+    void abandon() { static_cast<void>(memory_.release()); }
+
+   private:
+    std::unique_ptr<std::byte[]> memory_;
+    size_t bytes_ = 0;
+  };
+
+  using GroupCall = detail::GroupCall;
+
+  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
+  void reduce(const Description& what, const GroupCall& call, Patience patience);  // or all_reduce
+  bool fits_handshake(size_t bytes) const;
+  void all_at_once(const GroupCall& call, bool wanted);
+  void broadcast(const GroupCall& call);
+  void broadcast_large(std::byte* data, size_t bytes, int root);
+  void gather(const GroupCall& call);  // to the root, or to all
+  // `starts`: where each rank's part begins in `out`, and where the last one ends.
+  void all_gather(const std::byte* in, std::byte* out, std::span<const size_t> starts);
+  void scatter(const GroupCall& call);
+  void all_to_all(const GroupCall& call);
+  void reduce_scatter(const GroupCall& call);
+
+  // Sends `bytes` from part(peer) to each of `to`, and receives as many from each of `from`, to
+  // place(peer).
+  template <class Part, class Place>
+  void exchange(size_t bytes, std::span<const int> to, const Part& part, std::span<const int> from,
+                const Place& place) {
+    if (bytes <= kSmallMessage) {
+      channels_.shake_hands(
+          others_,
+          [&](int peer, std::byte* memory) -> size_t {
+            if (std::ranges::find(to, peer) == to.end()) return 0;
+            copy_bytes(memory, part(peer), bytes);
+            return bytes;
+          },
+          window_);
+      for (const int peer : from) copy_bytes(place(peer), channels_.told(peer), bytes);
+      return;
+    }
+    channels_.shake_hands(others_, window_);
+    PeerChannels::Transfers transfers(channels_);
+    for (const int peer : from) transfers.receive(peer, Lane::data, place(peer), bytes);
+    for (const int peer : to) transfers.send(peer, Lane::data, part(peer), bytes);
+    transfers.wait_all();
+  }
+  bool is_root(const GroupCall& call) const { return channels_.rank() == call.root; }
+
+  PeerChannels& channels_;
+  const GroupTopology& topology_;
+  Window* const window_;
+  Staging staging_;
+  Scratch own_staging_;  // if there is no window
+  std::array<Scratch, kBlocks> received_;
+  Cut cut_;
+  std::vector<int> all_ranks_;
+  std::vector<int> others_;   // all ranks but this
+  std::vector<int> leaders_;  // of the other hosts
+  std::vector<const void*> leaves_;
+};
+
+}  // namespace tutti::group

@@ -1,0 +1,89 @@
+#include <algorithm>
+
+#include "group/net/collectives.h"
+
+namespace tutti::group {
+
+void NetworkCollectives::gather(const GroupCall& call) {
+  const size_t bytes = size_in_bytes(call.in);
+  const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
+  std::byte* const out = bytes_of(call.out.data);
+  const bool to_all = call.kind != Collective::gather, wanted = to_all || is_root(call);
+  if (to_all && bytes > kSmallMessage) {
+    std::vector<size_t> starts;
+    for (size_t r = 0; r <= size_t(channels_.size()); ++r) starts.push_back(r * bytes);
+    return all_gather(in, out, starts);
+  }
+  const std::span<const int> all = others_, root(&call.root, 1), none;
+  const auto place = [&](int peer) { return out + size_t(peer) * bytes; };
+  exchange(
+      bytes,
+      to_all   ? all
+      : wanted ? none
+               : root,
+      [&](int) { return in; }, wanted ? all : none, place);
+  if (wanted) copy_bytes(place(channels_.rank()), in, bytes);
+}
+// To every other host a rank sends its part once, to one of the ranks there; what they have taken
+// in they show to each other, one part of each at a time.
+void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
+                                    std::span<const size_t> starts) {
+  const int me = channels_.rank();
+  const size_t my_place = topology_.local_index(me);
+  const auto bytes_of_part = [&](int rank) {
+    return starts[size_t(rank) + 1] - starts[size_t(rank)];
+  };
+  // The parts that each neighbour has for the others: first its own.
+  std::vector<std::vector<int>> parts;
+  for (const int neighbour : topology_.local_ranks()) parts.push_back({neighbour});
+  for (const int r : all_ranks_)
+    if (topology_.host_of[size_t(r)] != topology_.my_host() && bytes_of_part(r))
+      parts[topology_.local_index(topology_.receiver_for(r, topology_.my_host()))].push_back(r);
+  const std::vector<int>& mine = parts[my_place];
+
+  channels_.shake_hands(others_, window_);
+  PeerChannels::Transfers transfers(channels_);
+  std::vector<size_t> numbers;
+  for (size_t i = 1; i < mine.size(); ++i)
+    numbers.push_back(transfers.receive(mine[i], Lane::data, out + starts[size_t(mine[i])],
+                                        bytes_of_part(mine[i])));
+  for (int h = 0; h < int(topology_.hosts.size()); ++h)
+    if (h != topology_.my_host() && bytes_of_part(me))
+      transfers.send(topology_.receiver_for(me, h), Lane::data, in, bytes_of_part(me));
+  copy_bytes(out + starts[size_t(me)], in, bytes_of_part(me));
+
+  size_t steps = 0;
+  for (const std::vector<int>& of_one : parts) steps = std::max(steps, of_one.size());
+  for (size_t i = 0; window_ && i < steps; ++i) {
+    if (i > 0 && i < mine.size()) transfers.wait(numbers[i - 1]);
+    const auto bytes = [&](size_t k) {
+      return i < parts[k].size() ? bytes_of_part(parts[k][i]) : 0;
+    };
+    size_t longest = 0;
+    for (size_t k = 0; k < parts.size(); ++k) longest = std::max(longest, bytes(k));
+    for (size_t at = 0; at < longest; at += kArea) {
+      const auto now = [&](size_t k) {
+        return bytes(k) <= at ? 0 : std::min(kArea, bytes(k) - at);
+      };
+      const auto place = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
+      if (now(my_place)) copy_bytes(window_->mine(kArea), place(my_place), now(my_place));
+      transfers.progress();  // what is under way must not wait for the neighbours
+      window_->next_phase();
+      for (size_t k = 0; k < parts.size(); ++k)
+        if (k != my_place && now(k)) copy_bytes(place(k), window_->shown(int(k), kArea), now(k));
+    }
+  }
+  transfers.wait_all();
+}
+
+void NetworkCollectives::all_gather_uneven(const Description& what, const detail::Memory& in,
+                                           const detail::Memory& out,
+                                           std::span<const int64_t> counts, Patience patience) {
+  begin(what, patience);
+  std::vector<size_t> starts{0};
+  for (const int64_t count : counts)
+    starts.push_back(starts.back() + size_t(count) * size_of(in.dtype));
+  all_gather(bytes_of(static_cast<const void*>(in.data)), bytes_of(out.data), starts);
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,20 @@
+// What a rank says at the beginning of an operation between hosts.
+#pragma once
+
+#include "group/net/peer_channels.h"
+
+namespace tutti::group {
+
+struct PeerChannels::Greeting {
+  uint64_t number;
+  uint64_t hash;
+  Description what;
+};
+
+constexpr size_t kGreetingData = 128;  // where the data of a greeting begins
+constexpr size_t kGreetingBytes = kGreetingData + kMostTold;
+
+// Tensors of a list that ranks show each other when their lists differ: in a notice, and in all.
+constexpr size_t kListedAtOnce = 64, kMostListed = 4096;
+
+}  // namespace tutti::group

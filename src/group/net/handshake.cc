@@ -1,0 +1,103 @@
+// The beginning of an operation between hosts: its ranks find out that they do the same, and small
+// data travels with that.
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "group/liveness/timing.h"
+#include "group/net/greeting.h"
+
+namespace tutti::group {
+
+using Clock = std::chrono::steady_clock;
+
+std::byte* PeerChannels::greeting_to(int peer) const {
+  return greetings_.get() + 2 * size_t(peer) * kGreetingBytes;
+}
+std::byte* PeerChannels::greeting_from(int peer) const {
+  return greeting_to(peer) + kGreetingBytes;
+}
+const std::byte* PeerChannels::told(int peer) const { return greeting_from(peer) + kGreetingData; }
+std::byte* PeerChannels::to_tell(int peer) const { return greeting_to(peer) + kGreetingData; }
+
+PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> peers,
+                                   std::span<const size_t> bytes)
+    : channels_(channels), peers_(peers), hash_(channels.what_.hash()), transfers_(channels) {
+  static_assert(sizeof(Greeting) <= kGreetingData);
+  const Greeting greeting{channels.number_, hash_, channels.what_};
+  // Sends first: peers wait for these.
+  for (size_t i = 0; i < peers.size(); ++i) {
+    std::memcpy(channels.greeting_to(peers[i]), &greeting, sizeof(greeting));
+    transfers_.send(peers[i], Lane::handshake, channels.greeting_to(peers[i]),
+                    kGreetingData + (bytes.empty() ? 0 : bytes[i]));
+  }
+  for (const int peer : peers) std::memset(channels.greeting_from(peer), 0, sizeof(Greeting));
+  for (const int peer : peers)
+    transfers_.receive(peer, Lane::handshake, channels.greeting_from(peer), kGreetingBytes);
+}
+
+void PeerChannels::Handshake::finish() {
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    transfers_.wait(peers_.size() + i);
+    Greeting theirs;
+    std::memcpy(&theirs, channels_.greeting_from(peers_[i]), sizeof(theirs));
+    channels_.heard_[size_t(peers_[i])].store(theirs.number, std::memory_order_relaxed);
+    if (theirs.hash == hash_ && theirs.number == channels_.number_) continue;
+    transfers_.settle(timing::kSettle);
+    channels_.disagree(peers_);
+  }
+  transfers_.wait_all();
+}
+
+void PeerChannels::disagree(std::span<const int> peers) {
+  std::map<int, Greeting> all{{rank(), {number_, what_.hash(), what_}}};
+  for (const int peer : peers) {
+    Greeting theirs;
+    std::memcpy(&theirs, greeting_from(peer), sizeof(theirs));
+    if (theirs.number) all[peer] = theirs;
+  }
+  const auto one = all.begin();
+  const auto other = std::ranges::find_if(all, [&](const auto& entry) {
+    return entry.second.hash != one->second.hash || entry.second.number != one->second.number;
+  });
+  const std::string one_name = liveness_.name(one->first),
+                    other_name = liveness_.name(other->first);
+  std::string difference;
+  if (!list_.empty() && are_lists(one->second.what, other->second.what)) {
+    show_list();
+    const auto ones = list_of(one->first, one->second),
+               others = list_of(other->first, other->second);
+    if (!ones.empty() && !others.empty())
+      difference = first_difference(one_name, ones, other_name, others);
+  }
+  liveness_.fail(ErrorCode::invalid_argument,
+                 disagreement(number_, one_name, one->second.what, other_name, other->second.what,
+                              difference));
+}
+
+void PeerChannels::show_list() {
+  const std::vector<ListedTensor> list = listed(list_, kMostListed);
+  for (size_t at = 0; at < list.size(); at += kListedAtOnce)
+    tell_all({.group = group_.id,
+              .kind = ControlPlane::Notice::Kind::list,
+              .text = {reinterpret_cast<const char*>(list.data() + at),
+                       std::min(kListedAtOnce, list.size() - at) * sizeof(ListedTensor)}});
+}
+
+// Empty if it does not come in time.
+std::vector<ListedTensor> PeerChannels::list_of(int peer, const Greeting& greeting) {
+  if (greeting.hash == what_.hash()) return listed(list_, kMostListed);  // the same as this rank's
+  for (const auto until = Clock::now() + timing::kSettle; Clock::now() < until;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (lists_[size_t(peer)].size() >= std::min<size_t>(greeting.what.tensors, kMostListed))
+        return lists_[size_t(peer)];
+    }
+    transport_.sleep(nullptr, timing::kShortPoll);
+    control_->pump();
+    liveness_.check();
+  }
+  return {};
+}
+
+}  // namespace tutti::group

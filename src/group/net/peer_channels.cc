@@ -1,0 +1,280 @@
+#include "group/net/peer_channels.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/log.h"
+#include "group/liveness/timing.h"
+#include "group/net/greeting.h"
+
+namespace tutti::group {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::nanoseconds;
+using Notice = ControlPlane::Notice;
+
+}  // namespace
+
+PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> control,
+                           std::shared_ptr<const PeerMonitor> peers, Window* window,
+                           FailureLatch& latch)
+    : group_(std::move(group)),
+      control_(std::move(control)),
+      transport_(control_->transport()),
+      window_(window),
+      latch_(latch),
+      liveness_(std::move(peers), latch_, control_.get()),
+      crowded_(liveness_.peers().crowded()),
+      greetings_(
+          std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() * kGreetingBytes)),
+      heard_(group_.ranks.size()),
+      unclaimed_(group_.ranks.size()),
+      left_(group_.ranks.size()),
+      waits_(group_.ranks.size()),
+      lists_(group_.ranks.size()) {
+  latch_.on_set([this](ErrorCode code, const std::string& text) { tell_failure(code, text); });
+  control_->add(group_.id, this);
+}
+
+PeerChannels::~PeerChannels() {
+  control_->remove(group_.id);
+  if (has_lost_memory()) static_cast<void>(greetings_.release());
+  tell_all({.group = group_.id, .kind = Notice::Kind::leaving});
+  transport_.progress();
+}
+
+void PeerChannels::tell_all(const Notice& notice) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) control_->tell(outer(peer), notice);
+}
+
+void PeerChannels::tell_failure(ErrorCode code, const std::string& text) {
+  if (told_failure_.exchange(true)) return;
+  tell_all({.group = group_.id, .code = code, .text = text});
+  for (int i = 0; i < 10; ++i) transport_.progress();
+}
+
+void PeerChannels::fail_all(ErrorCode code, const std::string& text) {
+  latch_.set(code, text);
+  tell_failure(code, text);  // another rank of this host may have been first, and died since
+}
+
+void PeerChannels::hear(int from, const Notice& notice) {
+  const auto found = std::ranges::find(group_.ranks, from);
+  if (found == group_.ranks.end()) return;
+  const size_t peer = size_t(found - group_.ranks.begin());
+  if (notice.kind == Notice::Kind::failure) {
+    told_failure_.store(true);  // by its sender, to all
+    return latch_.set(notice.code, notice.text);
+  }
+  std::lock_guard lock(mutex_);
+  switch (notice.kind) {
+    case Notice::Kind::leaving: left_[peer] = Clock::now(); break;
+    case Notice::Kind::waiting:
+      waits_[peer] = notice.culprit == outer(rank()) ? std::nullopt : std::optional(Clock::now());
+      break;
+    case Notice::Kind::list: {
+      const size_t more = notice.text.size() / sizeof(ListedTensor), before = lists_[peer].size();
+      if (before + more > kMostListed) return;
+      lists_[peer].resize(before + more);
+      std::memcpy(lists_[peer].data() + before, notice.text.data(), more * sizeof(ListedTensor));
+      break;
+    }
+    case Notice::Kind::failure:
+    case Notice::Kind::probe:
+    case Notice::Kind::reply: break;
+  }
+}
+
+void PeerChannels::begin(const Description& what, Patience patience, std::span<const Piece> list) {
+  control_->dispatch();  // a rank that comes late gets the group's first failure, too
+  wait_state_ = {Deadline(patience)};
+  what_ = what;
+  list_ = list;
+  ++number_;
+  liveness_.check_at_start(what, number_);
+}
+
+PeerChannels::Transfers::Transfers(PeerChannels& channels) : channels_(channels) {
+  if (channels.spare_items_.empty()) return;
+  items_ = std::move(channels.spare_items_.back());
+  channels.spare_items_.pop_back();
+}
+
+PeerChannels::Transfers::~Transfers() {
+  // Only if something failed is there anything left. Its memory must not be touched afterwards.
+  // Receives first: they are soon done.
+  for (const bool sending : {false, true})
+    for (Item& item : items_)
+      if (item.sending == sending) channels_.cancel(item.message);
+  items_.clear();
+  channels_.spare_items_.push_back(std::move(items_));
+}
+
+void PeerChannels::cancel(Transport::Message* message) {
+  if (!message || transport_.cancel(message)) return;
+  lost_memory_.store(true);
+  base::log_once(base::LogLevel::warning,
+                 "a message could not be called back when its operation failed: a rank that was "
+                 "stopped may still write to the memory it was for");
+}
+
+size_t PeerChannels::Transfers::send(int peer, Lane lane, const void* data, size_t bytes) {
+  items_.push_back(
+      {channels_.transport_.send(channels_.outer(peer), channels_.tag(lane), data, bytes), peer,
+       true});
+  return items_.size() - 1;
+}
+
+size_t PeerChannels::Transfers::receive(int peer, Lane lane, void* data, size_t bytes) {
+  items_.push_back(
+      {channels_.transport_.receive(channels_.outer(peer), channels_.tag(lane), data, bytes), peer,
+       false});
+  return items_.size() - 1;
+}
+
+void PeerChannels::Transfers::wait(size_t number) {
+  Item& item = items_[number];
+  if (item.message)
+    channels_.await(item.message,
+                    {item.peer, channels_.what_, channels_.number_, channels_.wait_state_, this});
+}
+
+void PeerChannels::Transfers::wait_all() {
+  for (; over_ < items_.size(); ++over_) wait(over_);
+}
+
+void PeerChannels::Transfers::settle(nanoseconds at_most) {
+  const auto until = Clock::now() + at_most;
+  while (!pending().empty() && Clock::now() < until) {
+    channels_.transport_.sleep(nullptr, timing::kShortPoll);
+    channels_.transport_.progress();
+  }
+}
+
+std::vector<int> PeerChannels::Transfers::pending() {
+  std::set<int> peers;
+  for (const Item& item : items_)
+    if (item.message && !item.sending && channels_.transport_.is_under_way(item.message))
+      peers.insert(item.peer);
+  return {peers.begin(), peers.end()};
+}
+
+void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
+  const auto over = [&](Transport::State state) {
+    switch (state) {
+      case Transport::State::under_way: return false;
+      case Transport::State::over: message = nullptr; return true;
+      case Transport::State::failed: message = nullptr; fail_since_lost(wait);
+      case Transport::State::too_long: message = nullptr; break;
+    }
+    liveness_.fail(
+        ErrorCode::data_loss,
+        fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
+                    wait.during(), liveness_.name(wait.peer)));
+  };
+  // With a core for every rank, a message under way is worth a millisecond or two of looking.
+  // Still, the rank that is waited for may be on this core.
+  for (int i = 0; i < (crowded_ ? 20 : 100); ++i) {
+    if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
+    if (crowded_ || i >= 10) sched_yield();
+  }
+  wait.state.lost.reset();
+  wait.state.deadline.start();
+  WaitGraph::WaitingElsewhere elsewhere(window_ ? &window_->wait_graph() : nullptr,
+                                        role_of(wait.what.kind));
+  for (Clock::time_point next{};;) {
+    elsewhere.announce();
+    if (const auto now = Clock::now(); now >= next) {  // the first time at once
+      check_wait(wait);
+      next = now + timing::kPoll;
+    }
+    transport_.sleep(message, timing::kPoll);
+    transport_.progress();
+    if (over(transport_.test(message))) return;
+  }
+}
+
+void PeerChannels::fail_since_lost(const Wait& wait) {
+  // What the peer, or the job, has to say is worth more than a connection that broke.
+  if (const auto reason =
+          liveness_.await_reason([&] { transport_.sleep(nullptr, timing::kPoll / 4); }))
+    liveness_.fail(reason->code, fmt::format("{}: {}", wait.during(), reason->text));
+  const std::string loss = transport_.loss(outer(wait.peer));
+  liveness_.fail(ErrorCode::unavailable,
+                 fmt::format("{}: the connection to {} is lost{}; {}", wait.during(),
+                             liveness_.name(wait.peer), loss.empty() ? "" : " (" + loss + ")",
+                             liveness_.progress(wait.peer, operation_of(wait.peer))));
+}
+
+void PeerChannels::check_wait(const Wait& wait) {
+  control_->dispatch();
+  liveness_.check();
+  liveness_.check_job(wait.during());
+  const auto now = Clock::now();
+  {
+    std::unique_lock lock(mutex_);
+    if (const auto left = left_[size_t(wait.peer)]; left && now - *left > timing::kLastMessages) {
+      lock.unlock();
+      liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
+    }
+  }
+  // What it sent last may be here already, and only has to be taken in.
+  if (!transport_.loss(outer(wait.peer)).empty()) {
+    if (!wait.state.lost) wait.state.lost = now;
+    if (now - *wait.state.lost > timing::kReason) fail_since_lost(wait);
+  }
+  std::vector<int> peers;
+  if (wait.transfers) peers = wait.transfers->pending();
+  if (peers.empty()) peers = {wait.peer};
+  announce(wait, peers);
+  // Peers that wait themselves are not to blame, if there are others.
+  const bool all_wait = std::ranges::all_of(peers, [&](int peer) { return waits(peer); });
+  if (!all_wait) std::erase_if(peers, [&](int peer) { return waits(peer); });
+  const auto missing = [&] {
+    std::vector<std::string> ranks;
+    for (const int peer : peers)
+      ranks.push_back(liveness_.name(peer) + "; " + liveness_.progress(peer, operation_of(peer)));
+    return fmt::format("{}", fmt::join(ranks, ", and for "));
+  };
+  liveness_.check_deadline(wait.state.deadline,
+                           all_wait ? timing::kSlackBehindAnother : timing::kSlackBetweenHosts,
+                           wait.what, wait.number, missing, rank());
+}
+
+// Shortly before its deadline this rank says that it waits, and for which peer.
+void PeerChannels::announce(const Wait& wait, std::span<const int> peers) {
+  const nanoseconds timeout = wait.state.deadline.timeout();
+  const auto now = Clock::now();
+  if (!timeout.count() ||
+      wait.state.deadline.waited() <= std::max(timeout / 2, timeout - timing::kAnnounceBefore) ||
+      (wait.state.announced && now - *wait.state.announced <= timing::kAnnounceEvery))
+    return;
+  wait.state.announced = now;
+  control_->probe();
+  tell_all({.group = group_.id,
+            .kind = Notice::Kind::waiting,
+            .culprit = peers.size() == 1 ? outer(peers.front()) : -1});
+}
+
+bool PeerChannels::waits(int peer) const {
+  std::lock_guard lock(mutex_);
+  const auto said = waits_[size_t(peer)];
+  return said && Clock::now() - *said < timing::kPresumedSuspended;
+}
+
+void PeerChannels::check_ranks(const std::string& during) {
+  control_->pump();
+  liveness_.check();
+  if (window_) window_->check_ranks(during);
+  liveness_.check_job(during);
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,202 @@
+// Messages between any two ranks of a group that do not share memory, with the failure contract
+// around every wait. Like a Window, it knows nothing of the collectives.
+#pragma once
+
+#include <tutti/error.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "group/core/operation.h"
+#include "group/liveness/liveness.h"
+#include "group/net/control_plane.h"
+#include "group/shm/window.h"
+
+namespace tutti::group {
+
+// Data of at most this size travels with an operation's handshake; and this is the most that fits.
+constexpr size_t kSmallMessage = 8 << 10;
+constexpr size_t kMostTold = 32 << 10;
+
+// The ranks of one group, and the number that its messages are known by.
+struct GroupMembers {
+  std::vector<int> ranks;  // of the job, by rank of the group
+  int rank;                // of this process, in the group
+  uint32_t id;
+};
+
+class PeerChannels final : private ControlPlane::Listener {
+ public:
+  // `window`: of the ranks on this host, or null. Its failure latch is the group's, or else
+  // `latch`.
+  PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> control,
+               std::shared_ptr<const PeerMonitor> peers, Window* window, FailureLatch& latch);
+  ~PeerChannels();  // leaves
+  PeerChannels(const PeerChannels&) = delete;
+
+  int rank() const { return group_.rank; }
+  int size() const { return int(group_.ranks.size()); }
+  const PeerMonitor& peers() const { return liveness_.peers(); }
+
+  // A new operation. Throws if the group has failed. `list`: the tensors that errors name.
+  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
+
+  // Messages under way. Each is waited for, or cancelled, before its memory is gone. For
+  // collectives: one thread at a time.
+  class Transfers {
+   public:
+    explicit Transfers(PeerChannels& channels);
+    ~Transfers();
+    Transfers(const Transfers&) = delete;
+
+    // Both return the number of the message.
+    size_t send(int peer, Lane lane, const void* data, size_t bytes);
+    size_t receive(int peer, Lane lane, void* data, size_t bytes);
+    void wait(size_t number);
+    void wait_all();
+    // Takes in what is there, and sends what can be sent.
+    void progress() { channels_.transport_.progress(); }
+    // Takes in what comes within this time.
+    void settle(std::chrono::nanoseconds at_most);
+    // The peers from which something is still to come.
+    std::vector<int> pending();
+
+   private:
+    friend class PeerChannels;
+    struct Item {
+      Transport::Message* message;
+      int peer;
+      bool sending;
+    };
+    PeerChannels& channels_;
+    size_t over_ = 0;  // all before this one are
+    std::vector<Item> items_;
+  };
+
+  // Tells `peers` what this rank is doing, with `bytes` of to_tell(peer) for each; and hears the
+  // same from them, which must be doing the same. What they told is in told(peer) until the next.
+  class Handshake {
+   public:
+    Handshake(PeerChannels& channels, std::span<const int> peers,
+              std::span<const size_t> bytes = {});
+    void finish();
+
+   private:
+    PeerChannels& channels_;
+    std::span<const int> peers_;
+    uint64_t hash_;
+    Transfers transfers_;
+  };
+
+  // A whole handshake, with fill(peer, memory) -> bytes for each, at most kMostTold. The ranks of
+  // this host go through a phase of their `window` meanwhile, if it is given.
+  template <class Fill>
+  void shake_hands(std::span<const int> peers, const Fill& fill, Window* window = nullptr) {
+    told_bytes_.clear();
+    for (const int peer : peers) told_bytes_.push_back(fill(peer, to_tell(peer)));
+    shake_hands(peers, window, told_bytes_);
+  }
+  void shake_hands(std::span<const int> peers, Window* window, std::span<const size_t> bytes = {}) {
+    Handshake handshake(*this, peers, bytes);
+    if (window) window->next_phase();
+    handshake.finish();
+  }
+  const std::byte* told(int peer) const;
+
+  // Between two ranks, beside the collectives.
+  void send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience);
+  void recv(const Description& what, const detail::Memory& out, int64_t tag, Patience patience);
+
+  // A message could not be cancelled, and its memory may still be written to: memory that it might
+  // be in is never used again.
+  bool has_lost_memory() const { return lost_memory_.load(); }
+
+  // The group fails, unless it has already; the ranks on all hosts are told.
+  void fail_all(ErrorCode code, const std::string& text);
+  // Throws if the group has failed or a rank is lost; `during` starts the text. On any thread.
+  void check_ranks(const std::string& during);
+
+ private:
+  struct Greeting;
+  struct Header;
+  // Of one call, over all its waits.
+  struct WaitState {
+    Deadline deadline;
+    std::optional<std::chrono::steady_clock::time_point> lost = {};       // when the connection was
+    std::optional<std::chrono::steady_clock::time_point> announced = {};  // that it waits
+  };
+  // What a thread waits for.
+  struct Wait {
+    int peer;
+    const Description& what;
+    uint64_t number;
+    WaitState& state;
+    Transfers* transfers = nullptr;  // that it is part of
+
+    std::string during() const { return described(what, number); }
+  };
+  struct Stored {
+    int64_t tag;
+    DType dtype;
+    std::vector<std::byte> data;
+  };
+  // One message, cancelled if it is not waited for to the end.
+  struct Transfer {
+    Transfer(PeerChannels& c, Transport::Message* m) : channels(c), message(m) {}
+    ~Transfer() { channels.cancel(message); }
+    Transfer(const Transfer&) = delete;
+    PeerChannels& channels;
+    Transport::Message* message;
+  };
+
+  uint32_t tag(Lane lane) const { return ControlPlane::tag(group_.id, lane); }
+  int outer(int peer) const { return group_.ranks[size_t(peer)]; }
+  void cancel(Transport::Message* message);
+  std::byte* greeting_to(int peer) const;
+  std::byte* greeting_from(int peer) const;
+  std::byte* to_tell(int peer) const;
+  // Until it is over, and null.
+  void await(Transport::Message*& message, const Wait& wait);
+  [[noreturn]] void fail_since_lost(const Wait& wait);
+  void check_wait(const Wait& wait);
+  void announce(const Wait& wait, std::span<const int> peers);
+  void hear(int from, const ControlPlane::Notice& notice) override;
+  void tell_all(const ControlPlane::Notice& notice);
+  void tell_failure(ErrorCode code, const std::string& text);
+  bool waits(int peer) const;  // for another, as it announces
+  [[noreturn]] void disagree(std::span<const int> peers);
+  void show_list();
+  std::vector<ListedTensor> list_of(int peer, const Greeting& greeting);
+  uint64_t operation_of(int peer) const { return heard_[size_t(peer)].load(); }
+
+  const GroupMembers group_;
+  const std::shared_ptr<ControlPlane> control_;
+  Transport& transport_;
+  Window* const window_;
+  FailureLatch& latch_;
+  const Liveness liveness_;
+  const bool crowded_;
+
+  uint64_t number_ = 0, sent_ = 0, received_ = 0;
+  Description what_;
+  std::span<const Piece> list_;  // of the operation
+  WaitState wait_state_;
+  std::unique_ptr<std::byte[]> greetings_;  // to and from each peer
+  // Kept, since most operations need as much as the last.
+  std::vector<size_t> told_bytes_;
+  std::vector<std::vector<Transfers::Item>> spare_items_;
+
+  std::atomic<bool> told_failure_{false}, lost_memory_{false};
+  std::vector<std::atomic<uint64_t>> heard_;    // the last operation of a peer's handshake
+  std::vector<std::vector<Stored>> unclaimed_;  // messages by sender, received before their turn
+  // What peers say besides.
+  mutable std::mutex mutex_;
+  using Times = std::vector<std::optional<std::chrono::steady_clock::time_point>>;
+  Times left_, waits_;                            // when a peer said so last
+  std::vector<std::vector<ListedTensor>> lists_;  // that peers show
+};
+
+}  // namespace tutti::group

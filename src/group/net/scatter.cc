@@ -1,0 +1,17 @@
+#include "group/net/collectives.h"
+
+namespace tutti::group {
+
+void NetworkCollectives::scatter(const GroupCall& call) {
+  const size_t bytes = size_in_bytes(call.out);
+  std::byte* const out = bytes_of(call.out.data);
+  const auto part = [&](int peer) {
+    return bytes_of(static_cast<const void*>(call.in.data)) + size_t(peer) * bytes;
+  };
+  const auto place = [&](int) { return out; };
+  if (!is_root(call)) return exchange(bytes, {}, part, {&call.root, 1}, place);
+  exchange(bytes, others_, part, {}, place);
+  copy_bytes(out, part(call.root), bytes);
+}
+
+}  // namespace tutti::group
