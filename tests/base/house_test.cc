@@ -153,6 +153,23 @@ TEST(House, TheUmbrellaHeaderIncludesEveryPublicHeaderButCompatAndEigen) {
   EXPECT_EQ(included, expected);
 }
 
+// Rows of docs/architecture.md: | `file` | `Class::function` ... |
+TEST(House, TheArchitectureNamesFilesAndFunctionsThatExist) {
+  static const std::regex row(R"(\| `([a-z_/]+\.(?:h|cc))` \| `([A-Za-z_:]+)`.*)");
+  std::ifstream page(kRoot / "docs/architecture.md");
+  int checked = 0;
+  std::smatch match;
+  for (std::string line; std::getline(page, line);) {
+    if (!std::regex_match(line, match, row)) continue;
+    const std::string name = match[2].str().substr(match[2].str().rfind(':') + 1);
+    EXPECT_TRUE(
+        std::regex_search(text_of(kRoot / match[1].str()), std::regex("\\b" + name + "\\b")))
+        << line;
+    ++checked;
+  }
+  EXPECT_GT(checked, 25);
+}
+
 TEST(House, PublicHeadersDefineNoMacros) {
   static const std::regex define(R"(#[ \t]*define)");
   for (const fs::path& path : sources_under(kRoot / "include"))
