@@ -180,7 +180,7 @@ GpuCollectives::GpuCollectives(Backend& backend, const Gpus& gpus, bool required
 
 GpuCollectives::~GpuCollectives() = default;
 
-NcclLink* GpuCollectives::meet(const GpuOperation& operation, std::span<const Piece> list) {
+NcclLink* GpuCollectives::link_for(const GpuOperation& operation, std::span<const Piece> list) {
   if (through_host_ || operation.what.place != Place::gpu) return nullptr;
   int64_t mine = operation.card;
   std::vector<int64_t> all(size_t(backend_.size()));
@@ -195,7 +195,7 @@ NcclLink* GpuCollectives::meet(const GpuOperation& operation, std::span<const Pi
 }
 
 NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vector<int>& cards) {
-  // Two processes may share a GPU, where NCCL takes them to be on two hosts.
+  // Two processes may share a GPU if NCCL takes them to be on two hosts.
   const char* const host = std::getenv("NCCL_HOSTID");
   GpuHello mine{};
   put(mine.gpu, gpus_.runtime.identity(operation.card) +
@@ -276,7 +276,7 @@ void GpuCollectives::run(const GpuOperation& operation, const GroupCall& call) {
   if (call.kind == Collective::send || call.kind == Collective::recv)
     return staged(operation, call);
   if (backend_.size() == 1) return alone(operation, call);
-  if (NcclLink* const link = meet(operation)) return by_nccl(operation, call, *link);
+  if (NcclLink* const link = link_for(operation)) return by_nccl(operation, call, *link);
   staged(operation, call);
 }
 
@@ -290,7 +290,7 @@ void GpuCollectives::all_reduce(const GpuOperation& operation, const LeafReducti
                  int64_t(reduction.owners.size()));
     return work.run(gpus_, operation.card);
   }
-  if (NcclLink* const link = meet(operation, reduction.pieces))
+  if (NcclLink* const link = link_for(operation, reduction.pieces))
     return by_nccl(operation, reduction, -1, *link);
   staged(operation, reduction);
 }
@@ -595,7 +595,7 @@ void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memo
   size_t total = 0;
   for (const int64_t count : counts)
     begins.push_back(std::exchange(total, total + size_t(count) * element));
-  NcclLink* const link = n > 1 ? meet(operation) : nullptr;
+  NcclLink* const link = n > 1 ? link_for(operation) : nullptr;
   if (n > 1 && !link) {
     std::byte* const buffer = for_collectives_.get(aligned(bytes_of(in)) + total);
     copy_down(operation, buffer, in.data, bytes_of(in));

@@ -1,9 +1,9 @@
-// The collectives of a group on memory of GPUs. Where every rank has a GPU of its own, NCCL moves
-// the data and each call returns when its part is enqueued. Else the data goes through host memory,
-// by the group's own way and with its bits.
+// The collectives of a group on memory of GPUs. If every rank has a GPU of its own, NCCL moves the
+// data, and each call returns when its part is enqueued. Else the data goes through host memory, by
+// the group's own way and with its bits.
 //
-// The ranks meet on the host first, whoever moves the data: so they find out who is missing and
-// what does not match, and launch in the same order.
+// The ranks compare their calls on the host first, whatever moves the data: so they find out which
+// rank is missing and what does not match, and launch in the same order.
 #pragma once
 
 #include <map>
@@ -23,16 +23,16 @@ struct GpuOperation : Enqueued {
   int card;
 };
 
-// The type that NCCL combines elements in. None where its result would not be ours: the ranks then
+// The type that NCCL combines elements in. None if its result would not be ours: the ranks then
 // gather all elements, and combine them by our kernel.
 std::optional<DType> type_in_nccl(ReduceOp op, DType dtype);
 
 // What ranks tell each other of the GPU that each of them uses.
 struct GpuHello {
-  char gpu[120];      // the same for all who use it, and NCCL's name for the host
+  char gpu[120];      // the same for all ranks that use it, and NCCL's name for the host
   char trouble[136];  // why it cannot use NCCL
 };
-// Why NCCL cannot connect them; empty where it can.
+// Why NCCL cannot connect them; empty if it can.
 std::string why_not_nccl(std::span<const GpuHello> ranks);
 
 // Which of a call's buffers this rank reads and writes.
@@ -76,8 +76,8 @@ class GpuCollectives {
     size_t size_ = 0;
   };
 
-  // The way to the others by NCCL; null where there is none. A collective.
-  NcclLink* meet(const GpuOperation& operation, std::span<const Piece> list = {});
+  // The way to the others by NCCL; null if there is none. A collective.
+  NcclLink* link_for(const GpuOperation& operation, std::span<const Piece> list = {});
   NcclLink* connect(const GpuOperation& operation, const std::vector<int>& cards);
 
   void alone(const GpuOperation& operation, const detail::GroupCall& call);

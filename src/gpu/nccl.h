@@ -58,18 +58,18 @@ struct NcclModule {
   // What `calls` asks of these communicators, as one launch; returns when it is enqueued.
   void (*launch)(std::span<const std::unique_ptr<NcclCommunicator>> communicators,
                  const std::function<void()>& calls, const StillWanted& still_wanted);
-  // Waits until the other ranks have all that was sent, and frees all; aborts where that fails.
+  // Waits until the other ranks have all that was sent, and frees all; aborts if that fails.
   void (*close)(NcclCommunicators communicators, const StillWanted& still_wanted) noexcept;
 };
 
-// The module, loaded by the first call; null where it cannot be had, and why.
+// The module, loaded by the first call; null if it cannot be had, and why.
 const NcclModule* nccl_module();
 const std::string& why_no_nccl();
 
 // With TUTTI_BACKEND=nccl, UnavailableError in a process that has no GPU or no NCCL.
 void expect_nccl_if_required();
 
-// For tests: used in place of the module. To be called before anybody asks for it.
+// For tests: used in place of the module. To be called before the first use.
 void set_nccl_module(const NcclModule& module);
 
 }  // namespace tutti::group

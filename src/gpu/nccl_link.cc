@@ -217,20 +217,20 @@ NcclLink::State::~State() {
   for (auto& communicator : communicators) communicator.release();
 }
 
-// Tells everybody; the watch does the rest.
+// Tells all ranks; the watching thread does the rest.
 void NcclLink::State::fail(ErrorCode code, std::string text) {
   std::lock_guard lock(mutex);
   if (failure) return;
   if (others) {
     others->fail(code, text);
     try {
-      others->check(text);  // another rank's may have been first, and then it is everybody's
+      others->check(text);  // another rank's may have been first, and counts for all
     } catch (const Error& error) {
       code = error.code();
       text = error.what();
     }
   }
-  // Before the GPU goes on: who waits for it must find the error.
+  // Before the GPU goes on: a thread that waits for it must find the error.
   if (!under_way.empty())
     for (const int card : cards) device::fail(card, code, text);
   failure = {code, text};
@@ -245,7 +245,7 @@ void NcclLink::State::await_reason(const std::string& during) {
   });
 }
 
-// An error of a launch, as everybody gets it.
+// An error of a launch, as all ranks get it.
 void NcclLink::State::explain(const Error& error, const std::string& during) {
   ErrorCode code = error.code();
   std::string text = error.what();
@@ -337,7 +337,7 @@ void NcclLink::State::run() {
       changed.wait(lock);
       continue;
     }
-    // Only this thread takes any away, and the rest stay where they are.
+    // Only this thread takes any away, and a deque keeps the others in place.
     UnderWay& first = under_way.front();
     lock.unlock();
     try {

@@ -1,5 +1,5 @@
-// Communicators of NCCL, with somebody who watches what they do on the GPUs: what was enqueued is
-// waited for by nobody, and must end by its deadline all the same.
+// Communicators of NCCL, with a thread that watches what they do on the GPUs: no caller waits for
+// what was enqueued, and it must end by its deadline all the same.
 #pragma once
 
 #include <tutti/error.h>
@@ -24,7 +24,7 @@ struct Gpus {
   const NcclModule* (*nccl)();
   const std::string& (*why_no_nccl)();
 };
-const Gpus& gpus();  // InternalError where there are none
+const Gpus& gpus();  // InternalError if there are none
 
 // An operation, for errors.
 struct Enqueued {
@@ -35,11 +35,11 @@ struct Enqueued {
 
 class NcclLink {
  public:
-  // Who is concerned, besides this process. Safe to use from any thread.
+  // The other ranks of the group. Safe to use from any thread.
   class Others {
    public:
     virtual ~Others() = default;
-    // Throws where they have failed; `during` starts the text.
+    // Throws if they have failed; `during` starts the text.
     virtual void check(const std::string& during) = 0;
     // Tells them.
     virtual void fail(ErrorCode code, const std::string& text) noexcept = 0;

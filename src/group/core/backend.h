@@ -43,8 +43,8 @@ class Backend {
   // Memory that all ranks reach.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
 
-  // Throws where the group has failed, or has lost a rank; `during` starts the text. Beside
-  // everything else.
+  // Throws if the group has failed, or has lost a rank; `during` starts the text. On any thread,
+  // also during an operation.
   virtual void check(const std::string& during) = 0;
 
   // Every rank gets this error from now on, unless there was one before.

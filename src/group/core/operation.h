@@ -18,7 +18,7 @@ using detail::Collective;
 
 std::string_view name(Collective kind);
 
-// Where an operation's memory is, and who moves it: the group, or for GPUs' NCCL where that can be.
+// Where an operation's memory is, and what moves it: the group, or NCCL for GPUs if it can.
 enum class Place : uint8_t { host, gpu, gpu_by_host };
 
 // What all ranks must say alike. Plain bytes, since it lies where other processes read it.
@@ -31,7 +31,7 @@ struct Description {
   uint32_t tensors = 1;
   uint32_t rank = 1;                    // of the shape; more than extents holds: only their product
   std::array<int64_t, 3> extents = {};  // of the first tensor
-  uint64_t others = 0;                  // stands for the other tensors, and for who has which leaf
+  uint64_t others = 0;  // stands for the other tensors, and for the owners of leaves
   // `others` of what ranks tell each other for the straggler report.
   static constexpr uint64_t kStragglers = 0x73747261'67676c65;
   // And of what they tell each other of their GPUs.

@@ -262,7 +262,7 @@ class NetworkCollectives::Reducer {
     });
   }
 
-  // The values of this host for a shard, where they are ready.
+  // The values of this host for a shard, once they are made.
   const std::byte* values_for(size_t i, size_t host) {
     const Range range = shard(i, host);
     if (lies_ready(range)) return ready_value(range);
@@ -316,7 +316,7 @@ class NetworkCollectives::Reducer {
     const Range range = shard(i, me_);
     if (range.empty()) return;
     std::byte* const result = result_at(i, me_);
-    // What is sent from where the result goes must be gone.
+    // Data that is sent from the place of the result must have left it.
     if (whole_ && lies_ready(range))
       for (const size_t number : round.sent) transfers_.wait(number);
     std::vector<const std::byte*> from(hosts_);

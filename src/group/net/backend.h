@@ -17,7 +17,7 @@ struct Surroundings {
   std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
   std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
   std::shared_ptr<ControlPlane> control;
-  // Of the ranks on this host, in their order; empty where there is no other.
+  // Of the ranks on this host, in their order; empty if there is no other.
   Neighbourhood neighbourhood;
   bool crowded;  // are there more ranks than cores?
   const std::atomic<bool>* alarm;

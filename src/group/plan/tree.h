@@ -29,8 +29,8 @@ struct Subtree {
 template <class Mine>
 std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single = false);
 
-// Sums cannot be cut into partial sums where there is no type that holds those exactly: the mean of
-// 64-bit integers.
+// A sum cannot be cut into partial sums if no type holds those exactly: the mean of 64-bit
+// integers.
 bool has_partials(ReduceOp op, DType dtype);
 DType partial_dtype(ReduceOp op, DType dtype);
 
@@ -70,7 +70,7 @@ size_t left_part(size_t leaves);  // the largest power of two below
 template <class Mine>
 std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single) {
   std::vector<Subtree> found;
-  // Whether all of [first, first + n) are mine; those parts that are, are added where not all are.
+  // Whether all of [first, first + n) are mine; if not, the subtrees that are have been added.
   const auto visit = [&](const auto& self, size_t first, size_t n) -> bool {
     if (n == 1) return mine(first);
     const size_t p = left_part(n);
