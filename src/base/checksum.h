@@ -1,4 +1,4 @@
-// A checksum that tells damage, not malice.
+// A checksum that detects damage, not tampering.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Which replica the current thread runs, if any. Set by the strategies, asked by everything beneath
-// them.
+// Which replica the current thread runs, if any. The strategies set it; the layers beneath them
+// read it.
 #pragma once
 
 namespace tutti::base {

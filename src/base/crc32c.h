@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), as files of other programs have it.
+// CRC-32C (Castagnoli), which file formats of other programs use.
 #pragma once
 
 #include <array>

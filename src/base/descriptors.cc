@@ -19,7 +19,7 @@ rlim_t most_descriptors() {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
 }
 
-// Without the one that it takes to count them.
+// The open descriptors, without the one that counting them takes.
 rlim_t open_descriptors() {
   std::error_code error;
   const std::filesystem::directory_iterator all("/proc/self/fd", error);

@@ -38,7 +38,8 @@ bool is_ours(std::string_view end) {
          (end.size() == 8 && end.find_first_not_of("0123456789abcdef") == end.npos);
 }
 
-// False if another holds the lock. A file system without locks has no leftovers that can be told.
+// False if another process holds the lock. A file system without locks counts as locked;
+// remove_leftovers then removes nothing.
 bool lock(int fd) { return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
 }  // namespace
@@ -99,7 +100,7 @@ NewFile::NewFile(std::string path) : path_(std::move(path)) {
 
 NewFile::~NewFile() {
   if (!temporary_.empty()) unlink(temporary_.c_str());
-  close(fd_);  // after the name is gone: without the lock it could be another's to remove
+  close(fd_);  // after the unlink: once unlocked, the name may become another writer's
 }
 
 void NewFile::fail(const char* what) const {
@@ -113,7 +114,7 @@ void NewFile::write(std::string_view text) {
 void NewFile::commit() {
   if (fsync(fd_) != 0 || rename(temporary_.c_str(), path_.c_str()) != 0) fail("write");
   temporary_.clear();
-  // The name lasts, too, if the machine goes down now.
+  // Makes the name survive a crash of the machine, too.
   const int folder = open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
   fsync(folder);

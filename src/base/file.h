@@ -1,4 +1,4 @@
-// Writing files: without death by SIGXFSZ, and as a whole or not at all.
+// Writes files as a whole or not at all, without dying of SIGXFSZ.
 #pragma once
 
 #include <signal.h>
@@ -20,13 +20,13 @@ class NoFileSizeSignal {
 
  private:
   sigset_t before_;
-  bool pending_;  // since before this object, so not ours to take
+  bool pending_;  // SIGXFSZ was pending before, so it is not ours to take
 };
 
-// All of the text, or false with errno. Never raises SIGXFSZ.
+// Writes all of the text. False, with errno, if it cannot. Never raises SIGXFSZ.
 bool write_all(int fd, std::string_view text);
 
-// As strerror; of a file that is too large it names the limit.
+// The text of strerror; for a file that is too large it names the limit.
 std::string why_not_written(int error);
 
 // Is the open file `fd` what `path` names?
@@ -34,8 +34,8 @@ bool is_at(int fd, const std::string& path);
 
 // A file that appears under its name as a whole or not at all: it is written to a temporary file
 // beside it, path.tmp.*, which is synchronised to the disk and renamed. The temporary file is
-// locked while it is written, so that those of writers that are gone can be told from others: they
-// are removed before a new one is made. UnavailableError, naming the file, if the system refuses.
+// locked while it is written, so that leftovers of dead writers can be told from it; they are
+// removed before a new one is made. UnavailableError, naming the file, if the system refuses.
 class NewFile {
  public:
   explicit NewFile(std::string path);

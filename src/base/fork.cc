@@ -18,7 +18,7 @@ std::atomic<bool> forked{false};
 
 namespace {
 
-// A number may be given to another file once its socket is closed; the inode tells.
+// The kernel may give the number of a closed socket to another file; the inode tells them apart.
 struct Socket {
   int fd;
   ino_t inode;
@@ -31,7 +31,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry* const all = new Registry;  // children are forked by static destructors, too
+  static Registry* const all = new Registry;  // never destroyed: static destructors may fork, too
   return *all;
 }
 
@@ -57,7 +57,7 @@ int port_of(int fd, NameOf* name) {
   return 0;
 }
 
-// Without memory of its own, for it runs in children.
+// Allocates nothing, since it runs in forked children.
 template <class F>
 void for_each_descriptor(const F& f) {
   const int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -76,12 +76,13 @@ void for_each_descriptor(const F& f) {
   close(folder);
 }
 
-// Only what a signal handler may do. No shutdown: the connection is the parent's.
+// Runs in the child and does only what a signal handler may do. It shuts no connection down: they
+// are the parent's.
 void let_go() {
   detail::forked.store(true);
   Registry& all = registry();
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-  // The number stays taken, so that what still has it writes to no file of the child's.
+  // The number stays taken, so that code that still holds it writes to no file of the child's.
   const auto drop = [&](int fd) {
     if (null < 0 || dup3(null, fd, O_CLOEXEC) < 0) close(fd);
   };
@@ -97,7 +98,7 @@ void let_go() {
   all.mutex.unlock();
 }
 
-// With the registry's lock, to add to it.
+// Locks the registry, to add to it.
 std::unique_lock<std::mutex> locked() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -16,7 +16,7 @@ extern std::atomic<bool> forked;
 // Whether this process was forked from one that had something to close in its children.
 inline bool is_forked_child() { return detail::forked.load(std::memory_order_relaxed); }
 
-// Sockets of this process. A child has them no more; their numbers stay taken.
+// Closes these sockets in children that are forked later; their numbers stay taken there.
 void close_in_children(std::span<const int> sockets);
 // The same for TCP sockets that listen at this port, or are accepted there at any time.
 void close_port_in_children(int port);

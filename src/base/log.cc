@@ -33,7 +33,7 @@ spdlog::level::level_enum spdlog_level(LogLevel level) {
   return spdlog::level::err;
 }
 
-// A logger of our own, in no registry, so that a program's own spdlog never meets it.
+// A logger of our own, in no registry, so that it never mixes with a program's own spdlog.
 spdlog::logger& logger() {
   static spdlog::logger* const instance = [] {
     auto* l = new spdlog::logger("tutti", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());

@@ -1,6 +1,7 @@
-// Modules: the heavy parts of Tutti (gRPC, UCX, MPI, CUDA), each a shared library beside
-// libtutti.so with one C entry point, loaded when first needed. A program that needs none of them
-// loads none, and a machine that lacks one runs the rest.
+// Modules: the parts of Tutti that a program may do without (the cluster service, the transports
+// between hosts, CUDA, NCCL), each a shared library beside libtutti.so with one C entry point,
+// loaded when first needed. A program that needs none of them loads none, and a machine that lacks
+// one runs the rest.
 #pragma once
 
 #include <string>
@@ -16,7 +17,7 @@ struct Module {
 };
 
 // The module `name`, from libtutti_<name>.so in TUTTI_MODULE_PATH or beside libtutti.so. Loaded
-// once and never unloaded. UnavailableError, with the remedy, where it cannot be had.
+// once and never unloaded. UnavailableError, with the remedy, if it cannot be loaded.
 const Module& load_module(const std::string& name);
 
 }  // namespace tutti::base

@@ -10,7 +10,7 @@
 
 namespace tutti::base {
 
-// Objects of so many bytes. What is given back is kept for the next, up to kMost.
+// Objects of kBytes each. Objects that are given back are kept for reuse, up to kMost.
 template <size_t kBytes>
 class NodePool {
  public:
@@ -47,7 +47,7 @@ class NodePool {
     Node* first = nullptr;
     size_t count = 0;
   };
-  // For a few instructions only.
+  // A spin lock, held for a few instructions only.
   struct Lock {
     Lock() {
       while (state().busy.test_and_set(std::memory_order_acquire)) pause();
@@ -86,7 +86,7 @@ struct PoolAllocator {
   friend bool operator==(PoolAllocator, PoolAllocator) { return true; }
 
  private:
-  // Sanitizers find the use of what was freed only where it is freed.
+  // Nothing is pooled under a sanitizer: it finds a use after free only if the memory is freed.
   static bool is_pooled(size_t n) {
 #if defined(__SANITIZE_ADDRESS__)
     return false && n;

@@ -34,8 +34,8 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
   check_complete(what);
 
   if (arrived_ == int(states_.size())) {
-    lock.unlock();  // a failing action takes the lock to say so; nobody else can move on before it
-                    // is done
+    lock.unlock();  // a failing action takes the lock to report it; no other participant can leave
+                    // before it is done
     try {
       action();
     } catch (const std::exception& e) {
@@ -66,7 +66,7 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
   if (warn && !wait(patience.warn_after)) {
     const std::string text = fmt::format("{}: {} has waited {} for {}", what, name(participant),
                                          seconds_text(patience.warn_after), missing());
-    lock.unlock();  // writing to the log may take as long as whoever reads it
+    lock.unlock();  // writing to the log blocks if its reader is slow
     log(LogLevel::warning, text);
     lock.lock();
   }
@@ -74,7 +74,7 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
     break_with(
         ErrorCode::deadline_exceeded,
         fmt::format("{}: waited {} for {}", what, seconds_text(patience.timeout), missing()));
-  // All have come and the action runs: that is no longer waiting for others.
+  // All have come and the action runs: this is no longer a wait for others.
   changed_.wait(lock, over);
   if (meeting_ == meeting) throw_broken(what);
 }
@@ -102,7 +102,7 @@ void Rendezvous::reset() {
   broken_.reset();
 }
 
-// Somebody waits, and somebody else will never come.
+// Breaks the meeting if a participant waits for one that has left.
 void Rendezvous::check_complete(std::string_view what) {
   if (broken_ || std::ranges::find(states_, State::left) == states_.end()) return;
   std::string gone;
@@ -114,7 +114,7 @@ void Rendezvous::check_complete(std::string_view what) {
   if (!what.empty()) throw_broken(what);
 }
 
-// The first error stays.
+// Keeps the first error.
 void Rendezvous::break_with(ErrorCode code, std::string text) {
   if (!broken_) broken_ = Broken{code, std::move(text)};
   changed_.notify_all();

@@ -1,8 +1,8 @@
 // A meeting point for a fixed set of participants that cannot hang.
 //
-// Participants meet again and again. One that will not come (it failed, it left, it is late) turns
-// the meeting into an error that names it, for everybody who waits and for everybody who comes
-// later, until reset. Never use std::barrier or std::latch where a participant may fail.
+// Participants meet again and again. If one does not come (it failed, it left, it is late), those
+// that wait and those that come later get an error that names it, until reset. Never use
+// std::barrier or std::latch if a participant may fail.
 #pragma once
 
 #include <tutti/error.h>
@@ -25,9 +25,9 @@ class Rendezvous {
   Rendezvous(int participants, std::string noun, int first = 0);
 
   // Waits until all participants have come. The last to come runs its `action` before any of them
-  // leaves. Where the action throws, the exception goes to the one that ran it and an AbortedError
-  // to the others. A timeout or warn_after of 0 is never; the timeout covers the waiting for
-  // others, not the action.
+  // leaves. If the action throws, the exception goes to the participant that ran it and an
+  // AbortedError to the others. A timeout or warn_after of 0 is never; the timeout covers the
+  // waiting for others, not the action.
   struct Patience {
     std::chrono::nanoseconds timeout;
     std::chrono::nanoseconds warn_after;
@@ -41,10 +41,10 @@ class Rendezvous {
   // `participant` has failed: AbortedError for the others, now or when they next come.
   void fail(int participant, std::string_view why);
 
-  // The meeting cannot go on, for a reason that is nobody's alone.
+  // The meeting cannot go on, for a reason that is no single participant's.
   void abort(ErrorCode code, std::string text);
 
-  // Everybody is expected again. Only while nobody is inside.
+  // All participants are expected again. Call it only while none is inside.
   void reset();
 
  private:

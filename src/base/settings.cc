@@ -100,7 +100,7 @@ std::string one_of(const char* name, std::initializer_list<std::string_view> all
 
 constexpr std::string_view kPrefix = "TUTTI_";
 
-// Characters to insert, to leave out or to replace.
+// How many characters to insert, leave out or replace to turn `a` into `b`.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
@@ -120,7 +120,7 @@ bool is_known(std::string_view name) {
          std::ranges::find(kOthers, name) != std::end(kOthers) || name.starts_with("TUTTI_TEST_");
 }
 
-// The workers of tutti run have the same variables: the first speaks for all.
+// The workers of tutti run have the same variables, so only rank 0 warns.
 bool speaks() {
   const char* const rank = std::getenv("RANK");
   return !std::getenv("TUTTI_LAUNCHER") || !rank || std::string_view(rank) == "0";

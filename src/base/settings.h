@@ -16,7 +16,7 @@ struct Settings {
   std::string timeline;                 // TUTTI_TIMELINE; empty: off
   std::string log_level;                // TUTTI_LOG
   std::string backend;                  // TUTTI_BACKEND; empty: chosen automatically
-  std::string host_id;                  // TUTTI_HOST_ID; empty: found out
+  std::string host_id;                  // TUTTI_HOST_ID; empty: detected
   std::string interfaces;               // TUTTI_INTERFACES; empty: that of this worker's address
   std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
   std::string record_dir;               // TUTTI_RECORD_DIR; empty: none
@@ -31,8 +31,8 @@ struct Settings {
   std::chrono::nanoseconds heartbeat_timeout;  // TUTTI_HEARTBEAT_TIMEOUT
 };
 
-// The settings of this process, read from the environment on the first call. InvalidArgumentError,
-// naming the variable, where a value cannot be understood. Warns then of unknown_settings().
+// The settings of this process, read from the environment on the first call, which also warns of
+// unknown_settings(). InvalidArgumentError, naming the variable, if a value cannot be understood.
 const Settings& settings();
 
 // Reads the environment afresh.

@@ -12,8 +12,8 @@ Shape::Shape(std::span<const int64_t> extents) {
     std::ranges::copy(extents, few_.begin());
     rank_ = extents.size();
   }
-  int64_t product =
-      1;  // of the extents that are not 0: strides are made of it also where there is no element
+  // Leaves out extents of 0: strides must not overflow even if there is no element.
+  int64_t product = 1;
   bool empty = false;
   for (const int64_t extent : extents) {
     if (extent < 0)

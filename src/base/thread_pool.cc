@@ -51,7 +51,7 @@ void ThreadPool::start(int threads) {
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (const std::system_error& e) {
-    // Fewer do as well; the caller of a loop takes what nobody else does.
+    // Fewer do as well: the caller of a loop takes the chunks that no other thread takes.
     log(LogLevel::warning, fmt::format("only {} of {} threads could be started: {}",
                                        workers_.size() + 1, threads, e.what()));
   }

@@ -15,7 +15,7 @@ inline CommunicationOptions left_of(const CommunicationOptions& options,
                                     std::chrono::steady_clock::time_point began) {
   CommunicationOptions left = options;
   const std::chrono::nanoseconds timeout = options.timeout.value_or(settings().timeout);
-  if (timeout.count() > 0)  // 0 is for ever
+  if (timeout.count() > 0)  // 0: no limit
     left.timeout = std::max<std::chrono::nanoseconds>(
         timeout - (std::chrono::steady_clock::now() - began), std::chrono::nanoseconds(1));
   return left;
