@@ -62,7 +62,7 @@ class Registry {
     grow(entry);
   }
 
-  // Null where there is none.
+  // Null if there is none.
   Device* find(std::string_view type, int index) {
     if (type == "GPU") look_for_gpus();
     std::lock_guard lock(mutex_);
@@ -113,7 +113,8 @@ class Registry {
     int count = 0;
   };
 
-  // The first who asks for GPUs loads the module that knows them, unless there are some already.
+  // The first caller that asks for GPUs loads the module that knows them, unless there are some
+  // already.
   void look_for_gpus() {
     std::call_once(looked_for_gpus_, [&] {
       {

@@ -31,13 +31,13 @@ class Device {
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   // Can the CPU read and write it directly? Then the two copies below are never called.
   virtual bool in_host_memory() const = 0;
-  // Both come after what was enqueued on the device before. The first returns when `from` has been
+  // Both run after what was enqueued on the device before. The first returns when `from` has been
   // read, the second when the bytes have arrived.
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
 
-  // A tensor is done with; what this thread has enqueued may still use its memory, which others may
-  // share.
+  // Called when a tensor is released. What this thread has enqueued may still use its memory, which
+  // other tensors may share.
   virtual void settle() noexcept {}
 
   // Tensors that are on this device now.
@@ -65,7 +65,7 @@ class Provider {
 void register_provider(std::string type, std::unique_ptr<Provider> provider);
 
 // The device of this name, resolved against the current scope. InvalidArgumentError, quoting the
-// name, where it is malformed or where there is no such device; `what` starts the text.
+// name, if it is malformed or there is no such device; `what` starts the text.
 Device& find(std::string_view name, std::string_view what);
 
 // The current device of this thread.

@@ -1,5 +1,5 @@
-// What has gone wrong on a GPU since somebody last looked: what was enqueued there runs on after
-// its caller has returned, so its error waits for the next who does.
+// What has gone wrong on a GPU. Enqueued work runs on after its caller has returned, so its error
+// is kept for the next caller that waits for the GPU.
 #pragma once
 
 #include <tutti/error.h>
@@ -8,10 +8,10 @@
 
 namespace tutti::device {
 
-// What was enqueued on `card` has failed. The first error stays until somebody gets it.
+// Work that was enqueued on `card` has failed. The first error stays until it is thrown.
 void fail(int card, ErrorCode code, const std::string& text);
 
-// Throws it, once. For those who have just waited for the card.
+// Throws the error of `card`, if it has one, once. Call it after waiting for the card.
 void throw_failure(int card);
 
 }  // namespace tutti::device

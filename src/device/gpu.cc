@@ -361,7 +361,7 @@ StreamScope::~StreamScope() {
   try {
     device::order(card_, device::current_stream(card_), card_, stream_);
   } catch (const Error&) {
-    // The card is lost; whoever waits for it next is told.
+    // The card is lost; the next wait for it throws.
   }
 }
 

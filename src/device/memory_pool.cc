@@ -41,8 +41,8 @@ size_t size_class(size_t bytes) {
 }  // namespace
 
 // Blocks of one size, cut from an aligned piece of memory whose first bytes are this header; so a
-// block finds its slab by its address. Blocks that were never used are not listed, lest making the
-// list touches their pages.
+// block finds its slab by its address. Blocks that were never used are not listed, since listing
+// them would touch their pages.
 struct alignas(64) MemoryPool::Slab {
   size_t block_size = 0;
   size_t used = 0;
@@ -185,7 +185,7 @@ void* MemoryPool::map(size_t bytes, size_t alignment) {
     return mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   };
   void* raw = ask();
-  if (raw == MAP_FAILED) {  // what is in reserve may be what is missing
+  if (raw == MAP_FAILED) {  // giving back the reserve may make room
     shrink_to(0);
     raw = ask();
   }

@@ -23,7 +23,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  // 64-byte aligned memory with unspecified contents. ResourceExhaustedError where the system has
+  // 64-byte aligned memory with unspecified contents. ResourceExhaustedError if the system has
   // none.
   void* allocate(size_t bytes);
   void deallocate(void* data, size_t bytes) noexcept;

@@ -34,7 +34,7 @@ int64_t now_ns() {
 
 thread_local Span* innermost = nullptr;
 
-// trace.json, with "rank2" between: trace.rank2.json. What is no file (/dev/null) keeps its name.
+// trace.json marked with "rank2" is trace.rank2.json. What is no file (/dev/null) keeps its name.
 std::string marked(const std::string& path, const std::string& word) {
   const std::filesystem::path whole(path);
   std::error_code ignored;
@@ -56,7 +56,8 @@ void warn(const std::string& what) {
 
 constexpr int kTaken = -1, kNoSpace = -2;  // in place of a file descriptor
 
-// A file of this process alone, unless another one is writing it or the disk is full.
+// Opens a file for this process alone; kTaken if another one is writing it, kNoSpace if the disk is
+// full.
 int open_alone(const std::string& path) {
   while (true) {
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
@@ -71,7 +72,7 @@ int open_alone(const std::string& path) {
       close(fd);
       return kTaken;
     }
-    // It may have been given another name since we opened it.
+    // Another process may have renamed it since we opened it.
     const bool named = base::is_at(fd, path);
     if (named && ftruncate(fd, 0) == 0) return fd;
     const int error = errno;
@@ -130,7 +131,7 @@ class Writer {
   int64_t offset_ns() const { return offset_ns_; }
 
  private:
-  // The first failure is the last: the file then ends with the last event that it has all of.
+  // After a failure nothing more is written, and the file ends with its last complete event.
   void append(const std::string& text) {
     if (fd_ < 0) return;
     if (base::write_all(fd_, text)) {

@@ -14,7 +14,8 @@ namespace tutti::observe {
 // disk that is full, then or later, is a warning: the timeline ends there, and the job goes on.
 bool timeline_enabled();
 
-// What a timeline's times are, beyond the steady clock of its process; 0 without a timeline.
+// What to add to the steady clock of this process to get the times of its timeline; 0 without a
+// timeline.
 int64_t timeline_epoch_ns();
 
 // This process is that rank of a job: its file bears the rank from now on. Call it before the
@@ -30,14 +31,14 @@ struct TimelinePart {
   int64_t add_ns = 0;    // to the times of this part, to have those of the job's first
   int64_t error_ns = 0;  // by which add_ns may be wrong
 };
-// Written to the file, once.
+// Writes it to the file, once.
 void describe_timeline(const TimelinePart& part);
 // The name of the event that holds it, whose arguments are "rank", "ranks", "host", "job", "add_us"
 // and "error_us".
 inline constexpr const char* kTimelinePart = "tutti_timeline_part";
 
 // One operation, from construction to destruction. Does nothing, and costs one comparison, without
-// a timeline. Spans of a thread nest; the layers beneath an operation add to it through `annotate`.
+// a timeline. Spans of a thread nest; the layers beneath an operation add to it through current().
 class Span {
  public:
   explicit Span(const char* name) {
@@ -54,7 +55,7 @@ class Span {
   void set(const char* key, std::string value);
   void set(const char* key, int64_t value);
 
-  // The innermost span of this thread that is being recorded; null where there is none.
+  // The innermost span of this thread that is being recorded; null if there is none.
   static Span* current();
 
  private:

@@ -9,7 +9,7 @@ namespace tutti::detail {
 
 // The sum of `tensor` along `axes`, which are gone from the result's shape. Elements are added in
 // their order in memory: floats in float64, integers exactly. The result is float64, or for
-// integers, where that is wanted, int64 that wraps. InvalidArgumentError for an axis that is out of
+// integers, if that is wanted, int64 that wraps. InvalidArgumentError for an axis that is out of
 // range or given twice, and for bools.
 enum class IntegerSum { wrapping_int64, float64 };
 Tensor sum_along(const Tensor& tensor, const std::vector<int64_t>& axes, IntegerSum integers);

@@ -70,7 +70,7 @@ void check_contiguous(const DLTensor& tensor, const Shape& shape) {
   }
 }
 
-// The current device where it holds such memory, else the first that does.
+// The current device if it holds such memory, else the first that does.
 detail::Device& device_for(int32_t device_type, int32_t device_id) {
   const bool on_host =
       device_type == kDLCPU || device_type == kDLCUDAHost || device_type == kDLROCMHost;

@@ -31,7 +31,8 @@ constexpr size_t kMaxDepth = 16;          // of lists and objects in it; the for
 constexpr size_t kMaxRank = 64;
 constexpr const char* kMetadata = "__metadata__";
 // Metadata whose key begins with kOurs is of this library, and a file that has any has a checksum.
-// Each file has kFormat, so that a checksum is missed even if its own key is damaged.
+// Each file has kFormat, so that a missing checksum is noticed even if its own key is
+// damaged.
 constexpr std::string_view kOurs = "tutti.";
 constexpr const char* kChecksum = "tutti.checksum";
 constexpr const char* kFormat = "tutti.format";
@@ -49,7 +50,7 @@ constexpr std::array<const char*, 13> kNames{"BOOL", "I8",  "I16", "I32",  "I64"
 
 constexpr size_t kDigits = 16;
 
-// Where the digits of the checksum stand in a header; npos where there are none.
+// Where the digits of the checksum stand in a header; npos if there are none.
 size_t find_digits(std::string_view header) {
   const std::string key = fmt::format("\"{}\":\"", kChecksum);
   const size_t at = header.find(key);
@@ -57,7 +58,7 @@ size_t find_digits(std::string_view header) {
                                                                         : at + key.size();
 }
 
-// Of the header, with zeros for the digits of the checksum itself, and the data.
+// The checksum of the header, with zeros for its own digits, and of the data.
 std::string checksum_of(std::string header, std::span<const std::byte> data) {
   if (const size_t at = find_digits(header); at != header.npos)
     header.replace(at, kDigits, kDigits, '0');
@@ -120,7 +121,7 @@ class Header : public nlohmann::json_sax<json> {
     damaged(file_, fmt::format("tensor \"{}\": {}", name_, why));
   }
 
-  // What may stand here at all.
+  // Refuses what the format does not allow at this place.
   void check_place(bool object, const std::string* text) const {
     if (depth_ == 0 && !object) damaged(file_, "its header is not a JSON object");
     if (depth_ == 1 && !object && name_ == kMetadata)
@@ -244,7 +245,7 @@ TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string
     if (entry.dtype == DType::boolean &&
         !std::ranges::all_of(data.subspan(entry.begin, entry.end - entry.begin), is_bool))
       damaged(name, fmt::format("tensor \"{}\": a bool is neither 0 nor 1", key));
-    // Where the current device is not the host, it goes there by way of it.
+    // If the current device is not the host, the tensor goes there by way of the host.
     detail::Device& device = device::current();
     detail::Device& host = device.in_host_memory() ? device : device::find("/cpu:0", "safetensors");
     const Tensor tensor = detail::TensorAccess::empty(entry.shape, entry.dtype, host);

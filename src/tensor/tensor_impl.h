@@ -62,7 +62,7 @@ void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_devic
 // Multiplies the elements, which are float64, or divides them.
 void scale(const Tensor& tensor, double factor, bool divide);
 
-// The tensor itself where `device` can work on its memory, else a copy there.
+// The tensor itself if `device` can work on its memory, else a copy there.
 Tensor within_reach(const Tensor& tensor, Device& device);
 
 // A copy on `device`.
