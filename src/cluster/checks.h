@@ -7,7 +7,8 @@
 namespace tutti::cluster {
 
 inline constexpr int kMaxPort = 65535;
-// So that a wrong number in the environment is an error and not a list of two billion tasks.
+// A limit, so that a wrong number in the environment is an error and not a list of two billion
+// tasks.
 inline constexpr int kMaxTasks = 1 << 20;
 
 inline constexpr const char* kExpectedAddress = "expected HOST:PORT with a port from 1 to 65535";
@@ -25,7 +26,7 @@ std::string address_of(std::string_view host, int port);
 // chief, worker, evaluator or ps.
 bool is_known_job(std::string_view name);
 
-// In quotes, escaped, and shortened where it is long.
+// In quotes, escaped, and shortened if it is long.
 std::string in_quotes(std::string_view text);
 
 }  // namespace tutti::cluster

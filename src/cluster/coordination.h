@@ -1,6 +1,6 @@
-// The link of a process to its job: who takes part, what they tell each other before there is a
-// group, and who is lost. The implementation is the module "cluster", over gRPC; tests may put
-// another in its place.
+// The link of a process to its job: which ranks take part, what they tell each other before there
+// is a group, and which are lost. The implementation is the module "cluster", over gRPC; tests may
+// put another in its place.
 #pragma once
 
 #include <tutti/error.h>
@@ -14,24 +14,24 @@
 
 namespace tutti::cluster {
 
-// What everybody in a job must agree on, and how its service is guarded.
+// What all processes of a job must agree on, and how its service is guarded.
 struct Job {
   std::vector<std::string> addresses;  // of all ranks, by rank: "127.0.0.1:5000"
-  std::string token;                   // the service takes only those who know it; may be empty
+  std::string token;                   // the service refuses a rank without it; may be empty
   std::string version;                 // of Tutti; another one is refused
   // Files in PEM format, all three or none. Both sides show certificates.
   std::string certificate = {}, key = {}, authority = {};
   std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
   bool chief_serves = false;  // the service is in rank 0's process, and is gone when that is
-  // Hears of workers that the service refuses: "10.0.0.3 (wrong token)". At once, and at most once
-  // a second; on a thread of the service that does nothing else.
+  // Called with a worker that the service refuses: "10.0.0.3 (wrong token)". At once, and at most
+  // once a second; on a thread of the service that does nothing else.
   std::function<void(const std::string& refused)> on_refused = {};
 };
 
 // Why a job cannot go on. The text names the rank and its address.
 struct Failure {
-  int rank = -1;  // whose fault it is; -1: nobody's alone
+  int rank = -1;  // at fault; -1: no single one
   ErrorCode code = ErrorCode::internal;
   std::string text;
 };
@@ -39,17 +39,17 @@ struct Failure {
 // The service, run by the launcher or by the chief. Safe to use from any thread.
 class Service {
  public:
-  virtual ~Service() = default;  // closes all connections at once
-  virtual std::string address()
-      const = 0;  // with the port that was chosen where port 0 was asked for
-  // Waits until everybody who joined has left or is lost; false where that took longer.
+  virtual ~Service() = default;             // closes all connections at once
+  virtual std::string address() const = 0;  // with the chosen port if port 0 was asked for
+  // Waits until all ranks that joined have left or are lost; false if that takes longer.
   virtual bool wait_until_empty(std::chrono::nanoseconds timeout) = 0;
-  // The same, without those who have been silent for some heartbeats: a job that has failed does
+  // The same, without ranks that have been silent for some heartbeats: a job that has failed does
   // not wait for what may be the cause.
   virtual bool wait_until_quiet(std::chrono::nanoseconds timeout) = 0;
   // The first failure that a rank reported or that the service found. Empty: none so far.
   virtual std::optional<Failure> failure() const = 0;
-  // How many were turned away: wrong token, garbage that reached a method, a foreign version.
+  // How many workers were turned away: wrong token, garbage that reached a method, a foreign
+  // version.
   virtual int64_t refused() const = 0;
 };
 
@@ -60,19 +60,19 @@ class Coordination {
   // Says goodbye, one way; waits at most 100 ms for a service that does not answer.
   virtual ~Coordination() = default;
 
-  // Everybody's value, by rank, once everybody has called it with this name. A name is used once.
-  // DeadlineExceededError naming those who did not come; the failure where the job fails; at most
+  // All ranks' values, by rank, once all have called it with this name. A name is used once.
+  // DeadlineExceededError naming the ranks that did not come; the failure if the job fails; at most
   // 64 MiB together, names of at most 1 KiB. A barrier is an exchange of nothing. Timeouts are from
-  // now; nanoseconds::max() is for ever.
+  // now; nanoseconds::max() is no limit.
   virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
                                             std::chrono::nanoseconds timeout) = 0;
 
-  // AlreadyExistsError where the key has another value.
+  // AlreadyExistsError if the key has another value.
   virtual void put(const std::string& key, const std::string& value) = 0;
-  // Waits until somebody puts it.
+  // Waits until a rank puts it.
   virtual std::string get(const std::string& key, std::chrono::nanoseconds timeout) = 0;
 
-  // Tells everyone. The first failure of a job is the one that all hear of; it stays.
+  // Tells all ranks. The first failure of a job is the one that all get; it stays.
   virtual void abort(const Failure& failure) = 0;
   // Tells the service alone, for a launcher that looks for the cause of a job's end; the job goes
   // on. One way: never waits.
@@ -88,7 +88,7 @@ class Coordination {
 
 // What the module "cluster" hands out (base/module.h).
 struct ClusterModule {
-  // Listens on `address` ("127.0.0.1:0": any free port). UnavailableError with the remedy where it
+  // Listens on `address` ("127.0.0.1:0": any free port). UnavailableError with the remedy if it
   // cannot: the port is in use, the address is not this machine's.
   std::unique_ptr<Service> (*serve)(const Job& job, const std::string& address);
   // Joins as `rank`, waiting up to `timeout` for the service to appear. UnauthenticatedError (wrong

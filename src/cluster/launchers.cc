@@ -46,7 +46,7 @@ std::optional<int64_t> number(const char* name, Range range) {
   return value;
 }
 
-// Throws where one of `needed` is not set although `name`, of a job of several, is.
+// Throws if one of `needed` is not set although `name` says that there are several processes.
 void require(const char* launcher, const char* name, std::initializer_list<const char*> needed) {
   std::vector<std::string_view> missing;
   for (const char* other : needed)
@@ -59,7 +59,7 @@ void require(const char* launcher, const char* name, std::initializer_list<const
                     missing.size() == 1 ? "is" : "are", launcher, name));
 }
 
-// Empty where `size_name` is not set or says that the process is alone.
+// Empty if `size_name` is not set or says that the process is alone.
 std::optional<Launch> launch_of(const char* launcher, const char* size_name,
                                 const char* rank_name) {
   const auto size = number(size_name, {0, kMaxTasks});
@@ -70,8 +70,8 @@ std::optional<Launch> launch_of(const char* launcher, const char* size_name,
                 .addresses = std::vector<std::string>(size_t(*size))};
 }
 
-// The nearest process that this one descends from and whose environment lacks a variable: that is
-// what set it. A script may stand between it and this process.
+// The nearest process that this one descends from and whose environment lacks a variable: the
+// process that set it. A script may stand between it and this process.
 int64_t starter_without(const std::string& name) {
   int64_t process = getppid();
   while (process > 1) {
@@ -152,7 +152,7 @@ struct Place {
   size_t node, local;
 };
 
-// Where srun put each rank. Empty where that cannot be told from the environment.
+// Where srun put each rank. Empty if the environment does not tell.
 std::vector<Place> places(size_t ranks, size_t nodes) {
   const std::string distribution = variable("SLURM_DISTRIBUTION").value_or("block");
   const bool block = distribution.starts_with("block");
@@ -219,7 +219,7 @@ std::optional<Launch> find_slurm() {
   // Not SLURM_NTASKS: a batch script has that, too, and is one process.
   constexpr const char* kSize = "SLURM_STEP_NUM_TASKS";
   // mpirun in an allocation starts its daemons with srun, one per node, and its ranks inherit their
-  // variables. MPICH's are also set where srun itself starts ranks; then they agree with Slurm's.
+  // variables. MPICH's are also set if srun itself starts ranks; then they agree with Slurm's.
   if (variable("OMPI_COMM_WORLD_SIZE")) return {};
   if (const auto size = variable("PMI_SIZE"); size && size != variable(kSize)) return {};
   auto launch = launch_of("srun", kSize, "SLURM_PROCID");
@@ -228,13 +228,13 @@ std::optional<Launch> find_slurm() {
   require("srun", kSize, {"SLURM_JOB_ID", "SLURM_STEP_NODELIST"});
   const auto hosts = expand_hosts("SLURM_STEP_NODELIST", *variable("SLURM_STEP_NODELIST"));
 
-  // Below the ports that Linux hands out by itself, another for each of 20,000 jobs in a row, and
-  // for the steps of one job.
+  // A port below those that Linux hands out by itself: another one for each of 20,000 jobs in a
+  // row, and for each step of a job.
   const int64_t job = *number("SLURM_JOB_ID", {0, UINT32_MAX});
   const int64_t step = number("SLURM_STEP_ID", {0, UINT32_MAX}).value_or(0);
   const int port = 12000 + int((job * 131 + step) % 20000);
   const std::vector<Place> at = places(launch->addresses.size(), hosts.size());
-  // Without any, rank 0 is on the first node nevertheless.
+  // Even if the places are not known, rank 0 is on the first node.
   launch->addresses[0] = address_of(hosts[0], port);
   for (size_t rank = 1; rank < at.size(); ++rank)
     if (const int own = port + int(at[rank].local); own <= kMaxPort)

@@ -11,13 +11,13 @@ namespace tutti::cluster {
 struct Launch {
   std::string launcher;                // "torchrun", "Slurm", "Open MPI", "MPICH"
   int rank = 0;                        // of this process
-  std::vector<std::string> addresses;  // by rank; empty where the environment does not tell it
-  // Of mpirun, if all processes are on this host: what names the job here. Else empty.
+  std::vector<std::string> addresses;  // by rank; empty if the environment does not tell it
+  // Under mpirun, if all processes are on this host: the name of the job on this host. Else empty.
   std::string host_job = {};
 };
 
-// Each is empty where this launcher started one process, or none. InvalidArgumentError, naming the
-// variable, where it started more and a variable is missing or makes no sense.
+// Each is empty if this launcher started one process, or none. InvalidArgumentError, naming the
+// variable, if it started more and a variable is missing or makes no sense.
 std::optional<Launch> find_torchrun();
 std::optional<Launch> find_slurm();
 std::optional<Launch> find_mpi();

@@ -39,7 +39,7 @@ void check_reachable(const std::vector<std::string>& addresses) {
       here - addresses.begin(), *here, there - addresses.begin(), *there, *here));
 }
 
-// Of two ranks or more; those that are not known are empty.
+// `addresses` are those of two ranks or more; the unknown ones are empty.
 Membership membership_of(std::vector<std::string> addresses, int rank, const std::string& source) {
   const std::string given = coordinator();
   if (given.empty() && addresses[0].empty() && source == kArguments)

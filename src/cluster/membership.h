@@ -1,4 +1,5 @@
-// Which job this process is part of, as which rank, and who runs its coordination service.
+// Which job this process is part of, as which rank, and which process runs its coordination
+// service.
 #pragma once
 
 #include <tutti/cluster.h>
@@ -15,21 +16,21 @@ struct Membership {
   // connected to. All ranks hold the same list.
   std::vector<std::string> addresses;
   int rank = 0;
-  // Of the coordination service: rank 0's address, or TUTTI_COORDINATOR; empty under mpirun, where
-  // MPI tells it to all.
+  // Of the coordination service: rank 0's address, or TUTTI_COORDINATOR; empty under mpirun: MPI
+  // passes it on.
   std::string service;
-  std::string host_job = {};  // of mpirun, if all ranks are on this host: names the job here
+  std::string host_job = {};  // as Launch::host_job
   bool serves = false;        // this process runs it: it is rank 0 and TUTTI_COORDINATOR is empty
   std::string source;         // "arguments", "TF_CONFIG", "torchrun", "Slurm", "Open MPI", "MPICH"
 };
 
-// Empty for an evaluator, for a job of one rank and for no cluster at all. InvalidArgumentError
-// where the task is no rank (ps), is not in the cluster, or the ranks have holes.
+// Empty for an evaluator, for a job of one rank and for no cluster at all. InvalidArgumentError if
+// the task is no rank (ps), is not in the cluster, or the ranks have holes.
 std::optional<Membership> membership_from(const ClusterSpec& cluster, const std::string& task_type,
                                           int task_id);
 
-// From the first that there is: TF_CONFIG, torchrun, an srun step, mpirun. Empty: this process is
-// alone.
+// From the first source that is there: TF_CONFIG, torchrun, an srun step, mpirun. Empty: this
+// process is alone.
 std::optional<Membership> membership_from_environment();
 
 }  // namespace tutti::cluster

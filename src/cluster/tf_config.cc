@@ -20,7 +20,7 @@ using nlohmann::json;
 
 [[noreturn]] void fail(const std::string& why) { throw InvalidArgumentError(why); }
 
-// What is shown of a value that is not what it should be.
+// What an error shows of a wrong value.
 std::string shown(const json& value) {
   constexpr size_t kMost = 80;
   const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);

@@ -22,7 +22,7 @@ struct TFConfig {
 // validate_cluster_spec.
 TFConfig parse_tf_config(std::string_view text);
 
-// The one of this process.
+// The TF_CONFIG of this process.
 TFConfig tf_config();
 
 }  // namespace tutti::cluster

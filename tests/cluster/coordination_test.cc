@@ -205,7 +205,7 @@ TEST(Coordination, TakesAGoodbyeForNoFailure) {
   cluster.connections[1].reset();
   EXPECT_EQ(cluster[0].get("a", kLong), "1");
   EXPECT_ERROR(UnavailableError,
-               "get \"b\": nobody has put it, and nobody will: rank 1 (127.0.0.1:5001), rank 2 "
+               "get \"b\": no rank has put it, and none will: rank 1 (127.0.0.1:5001), rank 2 "
                "(127.0.0.1:5002) left the job",
                cluster[0].get("b", kLong));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);

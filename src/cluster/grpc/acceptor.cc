@@ -26,11 +26,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// From its acceptance, and again from its handing over, a connection has this long to join.
+// A connection has this long to join, from its acceptance and again from its handover to gRPC.
 constexpr auto kJoinTimeout = 10s;
 // How long to let connections wait in the kernel's queue if the process is out of descriptors.
 constexpr auto kAcceptPause = 100ms;
-// Between two looks at what has been sent.
+// How many connections are accepted before the others are looked at again.
 constexpr int kAcceptsAtOnce = 16;
 constexpr size_t kLargestRequest = 1024;
 
@@ -59,8 +59,8 @@ Name name_of(const sockaddr_storage& address, socklen_t size) {
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host, sizeof host, port,
               sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
   std::string_view shown = host;
-  shown = shown.substr(0, shown.find('%'));  // the interface, which gRPC counts
-  // An IPv4 address at a socket of IPv6, which gRPC shows as the former.
+  shown = shown.substr(0, shown.find('%'));  // the interface, which gRPC gives by number
+  // gRPC shows an IPv4 address at an IPv6 socket as an IPv4 address.
   if (shown.starts_with("::ffff:") && shown.find('.') != shown.npos) shown.remove_prefix(7);
   return {std::string(shown), fmt::format("{}:{}", shown, port)};
 }
@@ -146,8 +146,8 @@ bool Acceptor::listen(const std::string& host, const std::string& port) {
       continue;
     Descriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd.get() < 0) continue;  // no IPv6 on this machine, perhaps
-    // What the socket sets, its connections inherit. Without the first, a port stays taken for a
-    // minute after its connections have ended.
+    // Connections inherit these options. Without the first, a port stays taken for a minute after
+    // its connections have ended.
     const int on = 1;
     setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -161,7 +161,7 @@ bool Acceptor::listen(const std::string& host, const std::string& port) {
     }
     if (bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
         ::listen(fd.get(), SOMAXCONN) != 0) {
-      if (errno == EADDRINUSE) return false;  // another server gets a part of the connections
+      if (errno == EADDRINUSE) return false;  // another server would get some of the connections
       continue;
     }
     sockaddr_storage bound{};
@@ -236,7 +236,7 @@ void Acceptor::release_joined() {
     joined.swap(joined_);
   }
   for (const std::string& peer : joined)
-    // A rank must stay: if its connection cannot be told, all may.
+    // A rank must stay: if its connection is not found, all that were handed over stay.
     if (!std::erase_if(visitors_, [&](const Visitor& visitor) { return visitor.peer == peer; }))
       std::erase_if(visitors_, [](const Visitor& visitor) { return visitor.handed_over; });
 }
@@ -255,7 +255,7 @@ void Acceptor::take_connections(int listener) {
     }
     if (fd.get() < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      continue;  // this one ended while it waited
+      continue;  // this connection ended while it waited
     }
     if (visitors_.size() >= most_) evict();
     Name name = name_of(address, size);
@@ -264,9 +264,9 @@ void Acceptor::take_connections(int listener) {
   }
 }
 
-// Makes room: first among those that have not shown the pass, then at the host that has the most
-// connections, then the oldest. A worker shows its pass at once, so a flood from elsewhere does not
-// keep it out.
+// Ends a connection to make room: first one that has not shown the pass, then one from the host
+// that has the most, then the oldest. A worker shows its pass at once, so a flood from elsewhere
+// does not keep it out.
 void Acceptor::evict() {
   release_joined();
   if (visitors_.size() < most_) return;

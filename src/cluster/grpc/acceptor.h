@@ -55,8 +55,8 @@ class Acceptor {
 
   int port() const { return port_; }
 
-  // `hand_over` takes the descriptor of a connection that showed the pass; `wrong_token` hears of
-  // a worker that showed another one, by its host. Both run on the acceptor's thread. Once.
+  // `hand_over` takes the descriptor of a connection that showed the pass; `wrong_token` gets the
+  // host of a worker that showed another one. Both run on the acceptor's thread. Called once.
   void start(std::function<void(int fd)> hand_over,
              std::function<void(const std::string& host)> wrong_token);
 

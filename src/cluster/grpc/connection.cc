@@ -42,7 +42,7 @@ class Connection final : public Coordination,
     hello.set_ranks(static_cast<int>(job.addresses.size()));
     context_.AddMetadata(kHelloKey, hello.SerializeAsString());
     stub_->async()->Join(&context_, this);
-    AddHold();  // until the last read: others than gRPC's callbacks start writes
+    AddHold();  // until the last read: not only gRPC's callbacks start writes
     StartRead(&in_);
     StartCall();
   }
@@ -64,8 +64,8 @@ class Connection final : public Coordination,
     if (watch_.joinable()) watch_.join();
   }
 
-  // Waits for the service's first word. Where it does not come, how the stream ended; nothing where
-  // it is still open.
+  // Waits for the service's welcome. Without one, `end` says how the stream ended; it is empty if
+  // the stream is still open.
   struct Beginning {
     bool welcome;
     std::optional<grpc::Status> end;
@@ -112,7 +112,7 @@ class Connection final : public Coordination,
     wire::ToService message;
     *message.mutable_abort() = to_wire(failure);
     send(std::move(message));
-    // The caller may be about to die: not before the service has it.
+    // The caller may be about to end the process, so this waits until the service has answered.
     changed_.wait_for(lock, kAbortPatience, [&] { return failure_.has_value(); });
     fail(failure);
   }
@@ -169,7 +169,7 @@ class Connection final : public Coordination,
     message.set_id(id);
     replies_[id];
     send(std::move(message));
-    // The service watches the deadline, since it knows who is missing.
+    // The service watches the deadline, since it knows which ranks are missing.
     const auto answered = [&] { return replies_[id].has_value() || failure_; };
     base::RunningTime waited;
     while (!answered() && waited.elapsed() - job_.heartbeat_timeout < timeout)
@@ -227,7 +227,7 @@ class Connection final : public Coordination,
       next_heartbeat = now + heartbeat_interval(job_);
       send({});
       if (now - last_heard_ < job_.heartbeat_timeout) continue;
-      if (failure_ || end_) continue;  // for another reason
+      if (failure_ || end_) continue;  // it failed for another reason
       fail_without_service(
           fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
       silent_ = true;
@@ -284,7 +284,7 @@ class Connection final : public Coordination,
   bool open_ = true;       // writes may be started
   bool welcomed_ = false;  // the service has let us in
   bool closing_ = false;
-  bool silent_ = false;              // the service was given up for its silence
+  bool silent_ = false;              // the service was declared lost for its silence
   std::optional<grpc::Status> end_;  // gRPC is done with us
   Clock::time_point last_heard_;
   uint64_t last_id_ = 0;
@@ -304,7 +304,7 @@ std::shared_ptr<grpc::Channel> channel_to(const Job& job, const std::string& ser
   arguments.SetString("grpc.http_connect_server", pass_of(job));
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  // Each rank its own connection, also where several share a process.
+  // Each rank has its own connection, even if several share a process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // A service that is not there yet may be there in a moment.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -313,7 +313,7 @@ std::shared_ptr<grpc::Channel> channel_to(const Job& job, const std::string& ser
   return grpc::CreateCustomChannel("dns:///" + service, channel_credentials(job), arguments);
 }
 
-// Throws what the service said, where it is the service that said it.
+// Throws if the service refused the rank, or if waiting for the service cannot help.
 void throw_refusal(const grpc::Status& status, const std::string& service, int rank,
                    const std::string& authority) {
   const auto refuse = [&](ErrorCode code, const std::string& why) {
@@ -330,7 +330,7 @@ void throw_refusal(const grpc::Status& status, const std::string& service, int r
     case grpc::StatusCode::INVALID_ARGUMENT:
       return refuse(ErrorCode::invalid_argument, status.error_message());
     case grpc::StatusCode::UNAVAILABLE:
-      // What waiting does not mend; only gRPC's text tells it from a service that is not there.
+      // Waiting does not mend these; only gRPC's text tells them from a service that is not there.
       if (says("response code 403")) refuse(ErrorCode::unauthenticated, kWrongToken);
       if (says("certificate verify failed"))
         refuse(ErrorCode::unauthenticated,

@@ -30,7 +30,7 @@ std::string read(const char* what, const std::string& path) {
   return text.str();
 }
 
-// gRPC takes files that it cannot use without a word, and then never connects.
+// gRPC accepts unusable files without an error and then never connects.
 void check_files(const Job& job) {
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_method()),
                                                                   SSL_CTX_free);

@@ -16,14 +16,14 @@ std::unique_ptr<Service> serve(const Job& job, const std::string& address);
 std::unique_ptr<Coordination> join(const Job& job, const std::string& service, int rank,
                                    std::chrono::nanoseconds timeout);
 
-// The errors that both can find in a job before they reach for the network.
+// Throws the errors that both can find in a job before they use the network.
 void check(const Job& job);
 
-// A job with half of a configuration must not run in the clear.
+// True also for an incomplete configuration: such a job must not run in the clear.
 bool uses_tls(const Job& job);
 
-// TLS with certificates on both sides where the job has them. NotFoundError, InvalidArgumentError:
-// a file is missing or cannot be read.
+// TLS with certificates on both sides if the job has them. NotFoundError, InvalidArgumentError: a
+// file is missing or cannot be read.
 std::shared_ptr<grpc::ServerCredentials> server_credentials(const Job& job);
 std::shared_ptr<grpc::ChannelCredentials> channel_credentials(const Job& job);
 

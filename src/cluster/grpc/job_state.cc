@@ -10,7 +10,7 @@ namespace tutti::cluster {
 
 namespace {
 
-// The time that it takes does not tell how much of a guess was right.
+// Takes the same time however much of a guess is right.
 bool same_secret(const std::string& a, const std::string& b) {
   if (a.size() != b.size()) return false;
   unsigned char difference = 0;
@@ -48,7 +48,7 @@ JobState::JobState(const Job& job, const std::string& address, Outlet& outlet)
       last_heard_(next_heartbeat_) {}
 
 void JobState::admit(const wire::Hello& hello, Time now) {
-  // First, so that a stranger learns nothing else.
+  // Checked first, so that a stranger learns nothing else.
   if (!same_secret(hello.token(), job_.token))
     throw UnauthenticatedError(kWrongToken);
   if (hello.version() != job_.version)
@@ -83,7 +83,7 @@ void JobState::welcome(int rank) {
 
 void JobState::handle(int rank, const wire::ToService& message, Time now) {
   Member& member = members_[rank];
-  if (member.presence != Presence::here) return;  // it was dropped, and did not know yet
+  if (member.presence != Presence::here) return;  // it was dropped and does not know yet
   hear(rank, now);
   const auto waiter = [&](int64_t timeout_ns) {
     const std::chrono::nanoseconds timeout(timeout_ns);
@@ -208,7 +208,7 @@ void JobState::fail_what_needs_the_departed() {
       if (rank != get.waiter.rank) gone.push_back(name(rank));
     reply_error(get.waiter,
                 {-1, ErrorCode::unavailable,
-                 fmt::format("get \"{}\": nobody has put it, and nobody will: {} left the job",
+                 fmt::format("get \"{}\": no rank has put it, and none will: {} left the job",
                              get.key, fmt::join(gone, ", "))});
     return true;
   });
@@ -277,7 +277,7 @@ void JobState::lose_the_silent(Time now) {
       fail({rank, ErrorCode::unavailable,
             fmt::format("{} is lost: the coordination service has not heard from it for {}",
                         name(rank), time)});
-    member.presence = Presence::lost;  // not before: it is told, too, should it still listen
+    member.presence = Presence::lost;  // only now, so that fail() tells it, too
     outlet_.drop(rank);
   }
 }
@@ -304,7 +304,7 @@ void JobState::fail_what_is_overdue(Time now) {
     const auto open = i++;
     const auto& waiters = open->second.waiters;
     const auto late = std::ranges::min_element(waiters, {}, &Waiter::deadline);
-    // Where one rank has given up, the others can never have everybody's agreement.
+    // If one rank has given up, the exchange cannot complete for the others.
     if (late->deadline <= now)
       close_exchange(open->first,
                      Failure{-1, ErrorCode::deadline_exceeded,
@@ -314,7 +314,7 @@ void JobState::fail_what_is_overdue(Time now) {
   std::erase_if(gets_, [&](const WaitingGet& get) {
     if (get.waiter.deadline > now) return false;
     reply_error(get.waiter, {-1, ErrorCode::deadline_exceeded,
-                             fmt::format("waited {} for the key \"{}\", and nobody has put it",
+                             fmt::format("waited {} for the key \"{}\", and no rank has put it",
                                          in_seconds(get.waiter.timeout), get.key)});
     return true;
   });

@@ -1,5 +1,5 @@
-// What the coordination service knows of its job: who is there, what they wait for, and what went
-// wrong. It decides; moving messages and keeping time are the caller's. Not thread-safe.
+// What the coordination service knows of its job: which ranks are there, what they wait for, and
+// what went wrong. It decides; the caller moves messages and keeps time. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class JobState {
   // outlet reaches it.
   void admit(const wire::Hello& hello, Time now);
   void welcome(int rank);
-  void refused(const std::string& refused) { refusals_.add(refused); }  // for errors to say
+  void refused(const std::string& refused) { refusals_.add(refused); }  // for the texts of errors
 
   void handle(int rank, const wire::ToService& message, Time now);
   void closed(int rank);  // its stream ended: it is lost, unless it has said goodbye
@@ -53,11 +53,11 @@ class JobState {
   void tick(Time now);
   Time next_tick() const;
 
-  // The first that a rank reported, or that failed the job.
+  // The first failure that a rank reported, or that failed the job.
   const std::optional<Failure>& first_failure() const { return first_failure_; }
 
-  bool empty() const;  // nobody is here: all who came have left or are lost
-  // When all who are here will have been silent for longer than heartbeats are apart.
+  bool empty() const;  // all ranks that came have left or are lost
+  // When all ranks that are here will have been silent for longer than heartbeats are apart.
   Time quiet_at() const;
 
  private:
@@ -95,7 +95,7 @@ class JobState {
   void send_heartbeats(Time now);
   void lose_the_silent(Time now);
   void hear(int rank, Time now);
-  // Something was suspended for `time`, the ranks or this process: it counts against no rank.
+  // The ranks or this process were suspended for `time`, which counts against no rank.
   void forgive(Time now, std::chrono::nanoseconds time);
   // Whether no rank on another host is heard, and there are two such hosts or more.
   bool is_cut_off(Time now) const;
@@ -115,7 +115,7 @@ class JobState {
   std::vector<Member> members_;
   std::optional<Failure> failure_, first_failure_;
   std::map<std::string, OpenExchange> open_;
-  // Their names are used up. Those who come late get the error of an exchange that failed.
+  // Exchanges whose names are used up. A rank that comes late gets the error of one that failed.
   std::map<std::string, std::optional<Failure>> closed_;
   std::map<std::string, std::string> keys_;
   size_t bytes_of_keys_ = 0;

@@ -10,8 +10,8 @@ namespace tutti::cluster {
 
 namespace {
 
-// gRPC writes to stderr of every refused connection; ours become errors. GRPC_VERBOSITY brings the
-// lines back, and a program that uses gRPC itself keeps what it has set.
+// gRPC writes a line to stderr for every refused connection; Tutti throws an error instead.
+// GRPC_VERBOSITY brings the lines back, and a program that uses gRPC itself keeps what it has set.
 void silence_grpc() {
   if (!std::getenv("GRPC_VERBOSITY") && !grpc_is_initialized())
     gpr_set_log_verbosity(static_cast<gpr_log_severity>(GPR_LOG_SEVERITY_ERROR + 1));

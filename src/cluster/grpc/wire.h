@@ -18,7 +18,8 @@ namespace tutti::cluster {
 
 using Clock = std::chrono::steady_clock;
 
-// In the metadata, whose size gRPC limits on its own. The suffix lets it hold any bytes.
+// The Hello's key in the metadata, whose size gRPC limits on its own. The suffix lets it hold any
+// bytes.
 inline constexpr char kHelloKey[] = "tutti-hello-bin";
 inline constexpr size_t kLargestHello = 16 << 10;
 inline constexpr size_t kLargestToken = 4 << 10;
@@ -48,7 +49,7 @@ inline std::string in_seconds(std::chrono::nanoseconds time) {
   return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
 }
 
-// `timeout` from now, without an overflow where it stands for "never".
+// `timeout` from now, without an overflow if it stands for "never".
 inline Clock::time_point deadline_after(std::chrono::nanoseconds timeout) {
   constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
   return Clock::now() + std::clamp(timeout, std::chrono::nanoseconds(0), longest);
@@ -78,7 +79,7 @@ class Outbox {
     if (messages_.size() == 1) start_write_(&messages_.front());
   }
 
-  // The write that was started last is over. Where it failed, so would the others.
+  // The write that was started last is over. If it failed, so would the others.
   void written(bool ok) {
     messages_.pop_front();
     if (!ok) messages_.clear();
