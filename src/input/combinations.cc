@@ -49,7 +49,7 @@ class RepeatNode : public StepNode<RepeatNode> {
           epoch_is_empty_ = false;
           return element;
         }
-        // Else it might search an empty input for ever, or as good as.
+        // Else it might search an empty input without end, or nearly so.
         if (epoch_is_empty_ && (count_ == kForever || node_.cardinality() == 0)) return {};
         input_.reset();
         ++epoch_;
@@ -274,7 +274,7 @@ class SampleNode : public JoinNode<SampleNode> {
   };
   SampleNode(std::vector<NodePtr> inputs, Options options)
       : JoinNode(std::move(inputs)), options_(std::move(options)) {
-    // In whole numbers, with which all machines draw the same.
+    // Weights as whole numbers, with which all machines draw the same.
     const double largest = std::ranges::max(options_.weights);
     for (const double weight : options_.weights)
       weights_.push_back(std::max<uint64_t>(1, uint64_t(weight / largest * 0x1p32)));
@@ -359,7 +359,7 @@ class CacheNode : public StepNode<CacheNode> {
  public:
   using Elements = std::shared_ptr<const std::vector<Tensors>>;
   using StepNode::StepNode;
-  // A copy is made to get another input, whose elements are others.
+  // A copy gets another input, so it does not share what is cached.
   CacheNode(const CacheNode& other) : StepNode(other) {}
   CursorPtr start(const Run& run) const override {
     return std::make_unique<CacheCursor>(*this, run);

@@ -21,7 +21,7 @@ using NodePtr = std::shared_ptr<const DatasetNode>;
 using CursorPtr = std::unique_ptr<DatasetCursor>;
 using Specs = std::vector<TensorSpec>;
 
-// Asks the threads of a run to give up, also where a step would search an endless input for ever.
+// Asks the threads of a run to stop, even in a step that searches an endless input.
 class Stop {
  public:
   explicit Stop(std::shared_ptr<const Stop> outer = {}) : outer_(std::move(outer)) {}
@@ -44,10 +44,10 @@ class DatasetCursor {
  public:
   virtual ~DatasetCursor() = default;
   virtual std::optional<Tensors> next() = 0;
-  // Has it work ahead, if it does so, before it is asked for an element.
+  // Starts its work ahead, if it does any, before the first element is asked for.
   virtual void begin() {}
   virtual void save(StateWriter& state) = 0;
-  // Only of a cursor that has given nothing yet.
+  // Only for a cursor that has given nothing yet.
   virtual void restore(StateReader& state) = 0;
 };
 
@@ -92,24 +92,24 @@ class DatasetNode : public std::enable_shared_from_this<DatasetNode> {
   virtual int64_t cardinality() const { return Dataset::unknown; }
   virtual std::optional<int64_t> batch_size() const { return {}; }
   virtual bool ends_with_batch() const { return false; }
-  // None if only running tells. `look`: runs for an element if a function decides.
+  // None if only a run can tell. With `look`, it runs for an element if a function decides.
   virtual std::optional<Specs> spec(bool look) const {
     return look ? spec_of_first() : std::nullopt;
   }
-  // Have all elements the same shapes, as far as that can be known? A function is taken to make the
-  // same of the same.
+  // Have all elements the same shapes, as far as that can be known? A function is taken to return
+  // equal shapes for equal shapes.
   virtual bool elements_alike() const { return false; }
-  // All that decides what a state must look like. A state fits where these are equal.
+  // All that decides what a state must look like. A state fits if these are equal.
   virtual std::string describe() const = 0;
 
   virtual bool reads_files() const { return false; }
-  // Where it reads files: the same with its files dealt out.
+  // If it reads files: the same with its files dealt out.
   virtual NodePtr files_sharded(int64_t num_shards, int64_t index) const;
   // Its elements, which name files, dealt out beneath repetitions, and shuffles removed.
   virtual NodePtr names_sharded(int64_t num_shards, int64_t index) const;
 
  protected:
-  // Of the first element, its extents left open; none if there is no element.
+  // The spec of the first element, with its extents left open; none if there is no element.
   std::optional<Specs> spec_of_first() const;
 };
 

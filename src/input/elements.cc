@@ -46,7 +46,7 @@ void copy_to_host(void* target, const Tensor& tensor) {
     device.copy_to_host(target, tensor.const_data(), tensor.num_bytes());
 }
 
-// A block of items into the corner of a larger one.
+// Copies a block of items into the corner of a larger one.
 void copy_block(std::byte* to, std::span<const int64_t> to_extents, const std::byte* from,
                 std::span<const int64_t> from_extents, size_t item) {
   if (from_extents.size() <= 1) {

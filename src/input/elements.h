@@ -23,7 +23,8 @@ Device& host_device();
 // The rows of all components, as views that keep the memory alive.
 class Rows {
  public:
-  // InvalidArgumentError, with `what` at its start, unless all components have as many rows.
+  // InvalidArgumentError, with `what` at its start, unless all components have the same number of
+  // rows.
   Rows(Tensors components, std::string_view what);
   int64_t size() const { return size_; }
   Tensors operator[](int64_t row) const;
@@ -40,7 +41,7 @@ class Rows {
 };
 
 // Joined along a new first axis, in new memory. There is at least one element.
-// InvalidArgumentError where they differ in anything but their values.
+// InvalidArgumentError if they differ in anything but their values.
 Tensors stacked(const std::vector<Tensors>& elements);
 
 // Joined along their first axis, in new memory unless there is only one; else as stacked.

@@ -86,7 +86,7 @@ class Format {
   virtual const char* operation() const = 0;
   virtual std::string numbers() const { return ""; }
   virtual int64_t record_bytes() const { return -1; }  // of every element, or -1
-  // Where the first element of a file starts. DataLossError where it cannot be such a file.
+  // Where the first element of a file starts. DataLossError if it cannot be such a file.
   virtual uint64_t first(const InputFile& file, const std::string& path) const = 0;
   virtual std::optional<Tensors> read(InputFile& file) const = 0;
   virtual bool may_stand_at(uint64_t offset, const InputFile& file) const = 0;
@@ -138,7 +138,7 @@ class Records : public Format {
   uint64_t record_, header_, footer_;
 };
 
-// Of each record: its length in 8 bytes, their checksum, its bytes, their checksum.
+// Each record is its length in 8 bytes, their checksum, its bytes, their checksum.
 class TFRecords : public Format {
  public:
   const char* operation() const override { return "tfrecords"; }

@@ -78,7 +78,7 @@ Tensor uploaded(const Tensor& tensor, Device& device) {
   return TensorAccess::wrap(std::move(memory), data, tensor.shape(), tensor.dtype(), device, false);
 }
 
-// Rows [begin, end) of `tensor` on `device`; where that can read host memory, without a copy.
+// Rows [begin, end) of `tensor` on `device`; without a copy if that can read host memory.
 Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t end, Device& device) {
   std::vector<int64_t> extents(tensor.shape().begin(), tensor.shape().end());
   const size_t row_bytes = extents[0] ? tensor.num_bytes() / size_t(extents[0]) : 0;
@@ -121,8 +121,8 @@ int64_t rows_in(const std::vector<Tensor>& element) {
   return element[0].shape()[0];
 }
 
-// Of batches that are meant for all workers, what this one takes in a step: the rows of its
-// replicas. Its next step takes the next rows, since the batch is all its own.
+// From batches that are meant for all workers, takes the rows of this worker's replicas in each
+// step. Its next step takes the next rows, since the batch is all its own.
 Dataset cut_for_workers(const Dataset& dataset, const Layout& layout) {
   // As many rows as this worker takes of a batch, then as many as each worker after it.
   const auto shares = [n = layout.num_replicas(), local = int64_t(layout.devices.size()),
@@ -263,8 +263,8 @@ std::vector<Tensor> without_rows(std::span<const int64_t> recipe) {
   return element;
 }
 
-// All workers learn what there is for anybody; one that never had any data learns its shapes. Where
-// one has failed, all do.
+// All workers learn what there is for any of them; one that never had any data learns its shapes.
+// If one has failed, all fail.
 Supply of_all_workers(const Group& group, const CommunicationOptions& options, const Supply& mine,
                       std::vector<Tensor>& last, const std::exception_ptr& error) {
   constexpr int64_t kAny = 1, kAll = 2, kIgnorant = 4, kFailed = 8;
@@ -274,7 +274,7 @@ Supply of_all_workers(const Group& group, const CommunicationOptions& options, c
   group.all_gather(told, heard, options);
   Supply supply{.any = false, .all = true};
   bool ignorant = false;
-  int informed = -1, failed = -1;  // the first who has data, and who has failed
+  int informed = -1, failed = -1;  // the first that has data, and the first that failed
   for (size_t r = 0; r < heard.size(); ++r) {
     supply.any |= (heard[r] & kAny) != 0;
     supply.all &= (heard[r] & kAll) != 0;

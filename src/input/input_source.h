@@ -17,8 +17,7 @@ struct Layout {
   std::vector<std::string> devices;  // of the local replicas
   int num_workers = 1;
   int worker_id = 0;
-  // Where each worker has data of its own: makes a group of them, which go on until nobody has any
-  // left.
+  // If each worker has data of its own: makes a group of them, which go on until none has any left.
   std::function<Group()> new_group = {};
   CommunicationOptions communication = {};  // for their operations
 

@@ -82,11 +82,11 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
     return {};
   }
 
-  // Opens the datasets of all places, in the order in which they come up: the same that each would
-  // get when it does.
+  // Opens the datasets of all places in the order in which the places come up, so that each gets
+  // the dataset that it would get then.
   void open_ahead() {
     const auto cycle = size_t(node_.lengths_.cycle);
-    if (!std::exchange(begun_, true))  // those of a state
+    if (!std::exchange(begun_, true))  // those restored from a state
       for (const Open& open : cycle_)
         if (open.cursor) open.cursor->begin();
     for (size_t i = 0; i < cycle && num_open_ < cycle && !input_ended_ && !failed_; ++i) {

@@ -1,4 +1,4 @@
-// The map, and the steps that work ahead of whoever asks, on threads of their own: the parallel map
+// The map, and the steps that read ahead of their caller on threads of their own: the parallel map
 // and prefetch.
 #include <condition_variable>
 #include <deque>
@@ -82,7 +82,7 @@ class ReadAheadCursor : public Cursor {
     bool done = false;
   };
 
-  // No thread starts on another element while it lives. Under the lock.
+  // No thread starts on another element while it lives. Needs the lock.
   struct Pause {
     explicit Pause(ReadAheadCursor& cursor) : cursor(cursor) { cursor.paused_ = true; }
     ~Pause() {
@@ -218,7 +218,7 @@ class ReadAheadCursor : public Cursor {
   const MapFunction& fn_;
   const Ahead ahead_;
   const std::shared_ptr<Stop> stop_;
-  const CursorPtr input_;  // for whom asking_ or, with none working, paused_ is set
+  const CursorPtr input_;  // of the thread that set asking_ or, if none works, paused_
 
   std::mutex mutex_;
   std::condition_variable room_, done_;

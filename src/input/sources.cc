@@ -28,7 +28,7 @@ class IndexedCursor : public Cursor {
 
 class RangeNode : public IndexedNode {
  public:
-  // In unsigned numbers, which may pass through what an int64 cannot hold.
+  // Computes in unsigned numbers, since a step may leave the range of int64.
   RangeNode(int64_t start, int64_t stop, int64_t step) : start_(start), stop_(stop), step_(step) {
     const uint64_t first = uint64_t(start), end = uint64_t(stop), by = uint64_t(step);
     if (step > 0 && start < stop) size_ = (end - first - 1) / by + 1;

@@ -36,7 +36,7 @@ class StateReader {
   explicit StateReader(std::string_view state);
   uint64_t number();
   uint64_t number_up_to(uint64_t limit, std::string_view what);
-  // A number of things that take `bytes_each` or more, so that no more is believed than can follow.
+  // A number of things that take `bytes_each` or more; no more are accepted than can follow.
   uint64_t count_up_to(uint64_t limit, size_t bytes_each, std::string_view what);
   bool flag();
   std::string_view text();

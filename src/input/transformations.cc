@@ -84,7 +84,7 @@ std::optional<Specs> in_rows(std::optional<Specs> specs) {
   return specs;
 }
 
-// Of elements that are alike, or are padded to be.
+// Batches elements that are alike, or are padded to be.
 class BatchNode : public StepNode<BatchNode> {
  public:
   BatchNode(NodePtr input, int64_t size, bool drop_remainder, std::optional<Padding> padding = {})
@@ -148,7 +148,7 @@ class RowsCursor : public StepCursor {
       : StepCursor(input, run), operation_(operation) {}
 
  protected:
-  // Has `rows_` be a batch with rows left, if there is one.
+  // Makes `rows_` a batch with rows left, if there is one.
   bool find_rows() {
     while (!rows_ || row_ == rows_->size()) {
       std::optional<Tensors> batch = input_->next();
