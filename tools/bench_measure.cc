@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The core of this rank: those we may use, in turn.
+// Binds this rank to one of the cores that we may use, in turn.
 void pin(int rank) {
   cpu_set_t allowed, mine;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
@@ -31,7 +31,7 @@ void pin(int rank) {
   sched_setaffinity(0, sizeof(mine), &mine);
 }
 
-struct Shape2 {  // elements, where `count` are those of the larger side
+struct Shape2 {  // numbers of elements; `count` is that of the larger side
   int64_t in, out;
 };
 
@@ -39,7 +39,7 @@ struct Shape2 {  // elements, where `count` are those of the larger side
 struct Op {
   Shape2 (*shape)(int64_t count, int ranks);
   void (*call)(const Group& group, const Tensor& in, const Tensor& out, ReduceOp reduce);
-  // Element i of rank's output, where value(r, k) is element k of rank r's input.
+  // Element i of rank's output; value(r, k) is element k of rank r's input.
   double (*expected)(int rank, int ranks, int64_t i, int64_t per_rank, ReduceOp reduce,
                      double (*value)(int, int64_t, int, ReduceOp));
   double (*bus)(int ranks);
@@ -235,7 +235,7 @@ void measure(const Group& group, const BenchOptions& options,
       const std::chrono::duration<double, std::micro> took = Clock::now() - start;
       if (i >= kWarmUp) times.push_back(took.count());
       if (i < kWarmUp || i == kWarmUp + iterations[0] - 1) wrong += differences(out, expected);
-      if (i == 0) warm = Clock::now();  // the first touches its memory for the first time
+      if (i == 0) warm = Clock::now();  // the first run touches fresh memory
       if (i == kWarmUp - 1) {
         // Rank 0 decides for all how many fit into the time.
         const std::chrono::duration<double> one = (Clock::now() - warm) / (kWarmUp - 1);

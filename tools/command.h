@@ -27,7 +27,7 @@ class CommandLine : public CLI::App {
     struct Form : CLI::Formatter {
       std::string usage;
       std::string make_usage(const CLI::App*, std::string) const override { return usage; }
-      // Broken to fit a terminal of 80 columns.
+      // Breaks the text to fit a terminal of 80 columns.
       std::string make_option_desc(const CLI::Option* option) const override {
         std::istringstream words(option->get_description());
         std::string text;
@@ -48,8 +48,8 @@ class CommandLine : public CLI::App {
   }
 };
 
-// Parses; returns the exit code where that is all there is to do: help was asked for, or the
-// command line is wrong, which has then been said.
+// Parses. Returns an exit code if nothing is left to do: help was asked for, or the command line is
+// wrong; the output is then written.
 inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

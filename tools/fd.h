@@ -42,7 +42,7 @@ struct Pipe {
   Fd read, write;
 };
 
-// Neither end goes to programs that are started.
+// Programs that are started inherit neither end.
 inline Pipe make_pipe() {
   int ends[2];
   checked(pipe2(ends, O_CLOEXEC), "cannot make a pipe");

@@ -19,8 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// After the launcher's death: a worker says that the coordination is gone, is asked to end, and is
-// killed. All of it within two seconds.
+// After the launcher's death a worker has time to report that the coordination is gone, is then
+// asked to end, and is then killed. All of it takes two seconds at most.
 constexpr auto kLastWords = 1000ms;
 constexpr auto kTerminate = 500ms;
 constexpr auto kKilling = 10s;  // the most that it takes to find the last process
@@ -57,7 +57,7 @@ bool signal_marked(const std::string& mark, int signal) {
   return found;
 }
 
-// A group that is empty is forgotten: its number may become that of another.
+// Forgets groups that are empty: the number may become that of another group.
 bool signal_all(std::set<pid_t>& groups, const std::string& mark, int signal) {
   std::erase_if(groups, [&](pid_t group) { return kill(-group, signal) != 0 && errno == ESRCH; });
   return signal_marked(mark, signal);
@@ -66,9 +66,9 @@ bool signal_all(std::set<pid_t>& groups, const std::string& mark, int signal) {
 void end_all(std::set<pid_t>& groups, const std::string& mark) {
   std::this_thread::sleep_for(kLastWords);
   signal_all(groups, mark, SIGTERM);
-  signal_all(groups, mark, SIGCONT);  // a suspended process does not hear anything else
+  signal_all(groups, mark, SIGCONT);  // a suspended process gets no other signal
   std::this_thread::sleep_for(kTerminate);
-  // Again until none is left: one may have been started meanwhile.
+  // Repeats until none is left: one may have been started meanwhile.
   const auto until = std::chrono::steady_clock::now() + kKilling;
   while (signal_all(groups, mark, SIGKILL) && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(kAgain);

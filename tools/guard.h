@@ -12,16 +12,17 @@ namespace tutti::tools {
 // Not thread-safe.
 class Guard {
  public:
-  // Forks, so it comes before any thread. `mark` is "NAME=VALUE": processes are ended if their
-  // environment holds it, or it with "/" and more behind, as a launcher within the job has it.
+  // Forks, so call it before any thread starts. `mark` is "NAME=VALUE": processes are ended if
+  // their environment holds it, or it with "/" and more behind, as that of a launcher within the
+  // job does.
   explicit Guard(const std::string& mark);
   ~Guard();  // ends the guard alone
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
   pid_t pid() const { return pid_; }
-  void watch(pid_t group) { tell(group); }  // a process group is a worker's
-  void forget() { tell(kForget); }          // the groups are gone; their ids may be given away
+  void watch(pid_t group) { tell(group); }  // `group` is a worker's process group
+  void forget() { tell(kForget); }          // the groups are gone; their ids may be reused
 
  private:
   static constexpr pid_t kForget = 0, kEnd = -1;

@@ -34,7 +34,7 @@ std::optional<int> parse_workers(std::string_view text) {
   return number;
 }
 
-// Empty where the text is no host with a number of workers.
+// Empty if the text is no host with a number of workers.
 std::optional<Host> parse_host(std::string_view text) {
   Host host;
   const size_t bracket = text.rfind(']');
@@ -52,7 +52,7 @@ std::optional<Host> parse_host(std::string_view text) {
   for (const std::string_view part : {user, name})
     if (part.starts_with('-') || !cluster::is_address(fmt::format("{}:1", part))) return {};
   host.name = text;
-  std::erase_if(host.name, [](char c) { return c == '[' || c == ']'; });  // ssh wants none
+  std::erase_if(host.name, [](char c) { return c == '[' || c == ']'; });  // ssh takes none
   return host;
 }
 
@@ -125,7 +125,7 @@ bool is_this_machine(const Host& host) {
   return cluster::is_loopback(cluster::address_of(host.name, 1));
 }
 
-// Whatever shell the user has there, it understands this much.
+// Any shell that the user may have there understands this.
 const char* const kRemoteCommand = R"(exec sh -c 'IFS= read -r line && eval "$line"')";
 
 // A shell stays beside the worker and reads our end of the connection. When that is closed, by us,
@@ -150,8 +150,8 @@ std::string remote_script(const RemoteWorker& worker) {
   script +=
       fmt::format("exec 3<&0 </dev/null; setsid sh -c 'echo \"{}$$\"; exec \"$@\"' sh", kMark);
   for (const std::string& word : worker.command) script += " " + quoted(word);
-  // Until it has become the leader of its group, the worker is there by its own id only. What
-  // waits for the worker must outlive the signals that it passes on.
+  // Until the worker has become the leader of its group, only its own id reaches it. What waits for
+  // the worker must outlive the signals that it passes on.
   script +=
       " 3<&- & w=$!; trap '' HUP INT TERM PIPE; "
       "k() { kill -s \"$1\" -- \"-$w\" || kill -s \"$1\" \"$w\"; }; "

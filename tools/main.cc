@@ -1,4 +1,4 @@
-// The command `tutti`: finds the subcommand, and says what there is where there is none.
+// The command `tutti`: finds the subcommand, or lists them if there is no such one.
 #include <fmt/format.h>
 #include <tutti/version.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ void print_help(std::FILE* to) {
 }
 
 // The library looks for modules beside itself. Here it is a part of the command, which is installed
-// elsewhere, so we name the folder; only to ourselves, since workers know their own way.
+// elsewhere, so we name the folder; only to this process, since workers find their own.
 void find_modules() {
   namespace fs = std::filesystem;
   if (const char* path = std::getenv("TUTTI_MODULE_PATH"); path && *path) return;
@@ -52,7 +52,7 @@ void find_modules() {
     try {
       tutti::base::settings();
     } catch (const std::exception&) {
-      // Whoever needs the settings says what is wrong with them.
+      // The code that needs the settings reports what is wrong with them.
     }
     unsetenv("TUTTI_MODULE_PATH");
     return;

@@ -27,7 +27,7 @@ void Sink::write() {
     pollfd ready{fd_, POLLOUT, 0};
     if (poll(&ready, 1, 0) != 1) break;
     // A pipe that is ready takes this much without blocking. We cannot make it non-blocking: it is
-    // shared with whoever started us.
+    // shared with the process that started us.
     const size_t count = std::min<size_t>(text_.size() - written_, PIPE_BUF);
     const ssize_t done = ::write(fd_, text_.data() + written_, count);
     if (done < 0) {

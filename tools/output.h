@@ -12,7 +12,7 @@
 namespace tutti::tools {
 
 // The launcher's own stdout or stderr. Never blocks: what the reader does not take yet is kept, and
-// whoever adds lines stops while it is full.
+// the caller adds no lines while it is full.
 class Sink {
  public:
   explicit Sink(int fd);
@@ -21,9 +21,9 @@ class Sink {
   bool is_terminal() const { return terminal_; }
   bool pending() const { return written_ < text_.size(); }
   bool full() const { return text_.size() - written_ >= 256 << 10; }
-  bool broken() const { return broken_; }  // nobody reads it any more; lines are dropped
+  bool broken() const { return broken_; }  // its reader is gone; lines are dropped
 
-  void add(std::string_view prefix, std::string_view line);  // and ends the line
+  void add(std::string_view prefix, std::string_view line);  // appends the end of the line, too
   void write();                                              // as much as the reader takes now
   void drop();                                               // forgets what is pending
 
@@ -35,7 +35,7 @@ class Sink {
   size_t written_ = 0;
 };
 
-// A file that gets what a worker writes, as it is.
+// A file that gets what a worker writes, unchanged.
 class Log {
  public:
   // Empties it, unless it is to be `continued`. std::system_error if it cannot be written.
@@ -57,7 +57,7 @@ class Lines {
   Lines(int rank, Sink& sink, std::shared_ptr<Log> log);  // the log may be null
 
   Sink& sink() const { return *sink_; }
-  // Sees every line first; one for which it returns true goes no further.
+  // Calls `taken` with every line first; one for which it returns true goes no further.
   void watch(std::function<bool(const std::string&)> taken) { taken_ = std::move(taken); }
   void add(std::string_view bytes);
   void finish();  // the last line may lack its end
@@ -69,7 +69,7 @@ class Lines {
   std::shared_ptr<Log> log_;
   std::string prefix_;
   std::function<bool(const std::string&)> taken_;
-  std::string line_;        // its beginning
+  std::string line_;        // the current one, so far
   bool continued_ = false;  // pieces of it are out already
 };
 

@@ -48,7 +48,7 @@ std::string plot(const std::vector<Measurement>& measurements) {
   for (const Measurement& m : measurements) {
     Point& point = series[m.library][m.bytes];
     point.medians.push_back(m.median_us);
-    const bool known = m.p10_us > 0 && m.p90_us > 0;  // files of others may lack them
+    const bool known = m.p10_us > 0 && m.p90_us > 0;  // other libraries' files may lack them
     spread |= known;
     point.low = std::min(point.low, known ? m.p10_us : m.median_us);
     point.high = std::max(point.high, known ? m.p90_us : m.median_us);
@@ -70,7 +70,7 @@ std::string plot(const std::vector<Measurement>& measurements) {
         "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", x1, y1,
         x2, y2);
   };
-  // As many labels as have room.
+  // Draws as many labels as have room.
   const double steps = std::log(largest / smallest) / std::log(4.0);
   const double factor = steps > 10 ? 16 : 4;
   for (double bytes = smallest; bytes <= largest; bytes *= factor) {
@@ -108,7 +108,7 @@ std::string plot(const std::vector<Measurement>& measurements) {
                        upper, color);
     svg += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n",
                        points, color);
-    // In the upper left corner: large sizes take longer, so no line gets there.
+    // The legend is in the upper left corner: large sizes take longer, so no line gets there.
     const double row = kTop + 20 + 20 * double(number++);
     svg += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"4\" fill=\"{}\"/>\n",
                        kLeft + 15, row - 6, color);

@@ -42,21 +42,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kGrace = 2s;        // for the others to say themselves what is wrong
+constexpr auto kGrace = 2s;        // for the others to report themselves what is wrong
 constexpr auto kTerminate = 3s;    // from SIGTERM to SIGKILL
 constexpr auto kInterrupt = 5s;    // from Ctrl-C to SIGKILL
 constexpr auto kLastReports = 1s;  // from the last worker's end to the end of its connection
 constexpr auto kFarewell = 2s;     // from SIGKILL on other hosts to the end of the connection
-constexpr int kCannotStart = 127;  // as the shell has it
+constexpr int kCannotStart = 127;  // as in a shell
 constexpr int kInterrupted = 128 + SIGINT;
 
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 
-// A program that is to be started several times over.
+// A program that is started several times.
 struct Program {
   int workers = 0;
-  std::vector<Host> hosts;       // by rank; empty: all are started here, as on a host of their own
-  std::vector<std::string> ssh;  // what connects to a host
+  std::vector<Host> hosts;       // by rank; empty: all are on this machine
+  std::vector<std::string> ssh;  // the command that connects to a host
   std::vector<std::string> command;
   std::vector<std::string> environment;  // "NAME=value", of --env
   std::string logs;                      // a folder; empty: none
@@ -93,8 +93,8 @@ std::vector<std::string> free_addresses(const std::string& host, int count) {
   return result;
 }
 
-// The address of ours from which the way to a host begins; empty where the name means nothing to
-// us, but perhaps to ssh.
+// The local address from which packets to a host leave; empty if the name means nothing to us, but
+// perhaps to ssh.
 std::string address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_family = AF_INET;
@@ -113,8 +113,8 @@ std::string address_towards(const std::string& host) {
   return text;
 }
 
-// Where the hosts reach this machine: TUTTI_INTERFACES says it, or else the way to the first of
-// them, or else it is our first address.
+// The address at which the hosts reach this machine: that of TUTTI_INTERFACES if it is set, else
+// the one that leads to the first other host, else our first.
 std::string outside_address(const std::vector<Host>& hosts) {
   const std::string& interfaces = base::settings().interfaces;
   std::string address;
@@ -129,14 +129,14 @@ std::string outside_address(const std::vector<Host>& hosts) {
   return address;
 }
 
-// Where a rank is.
+// The host of a rank and its place there.
 struct Place {
   std::string address;
   bool here = true;                // on this machine
   int local_rank = 0, locals = 1;  // among the workers of its host
 };
 
-// Workers on several hosts. Nothing listens at these ports, since the service is here.
+// Workers on several hosts. Nothing listens at their ports, since the service is here.
 std::vector<Place> places_on(const std::vector<Host>& hosts, const std::string& this_machine) {
   constexpr int kFirstPort = 5000;
   std::vector<Place> result;
@@ -163,7 +163,7 @@ std::vector<Place> places_here(const std::vector<std::string>& addresses) {
 
 std::string_view name_of(std::string_view entry) { return entry.substr(0, entry.find('=')); }
 
-// Sets a variable, in the place of what it was.
+// Sets a variable, replacing its old value.
 void set(std::vector<std::string>& environment, const std::string& entry) {
   std::erase_if(environment,
                 [&](const std::string& other) { return name_of(other) == name_of(entry); });
@@ -175,25 +175,26 @@ bool has(const std::vector<std::string>& environment, std::string_view name) {
                              [&](const std::string& entry) { return name_of(entry) == name; });
 }
 
-// Variables that each worker gets from its job: those outside of it do not count.
+// Variables that each worker gets from its job; those in our own environment do not count.
 constexpr std::string_view kOwn[] = {
     "TF_CONFIG",  "TUTTI_TOKEN", "TUTTI_COORDINATOR", "TUTTI_LAUNCHER", "RANK",
     "WORLD_SIZE", "LOCAL_RANK",  "LOCAL_WORLD_SIZE",  "MASTER_ADDR",    "MASTER_PORT"};
 
 bool is_own(std::string_view name) { return std::ranges::find(kOwn, name) != std::end(kOwn); }
 
-// Our environment without what a job has of its own, and with what the command line adds.
+// Our environment without the variables of a job, and with those of the command line.
 std::vector<std::string> outer_environment(const Program& program) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry; ++entry)
     if (!is_own(name_of(*entry))) result.emplace_back(*entry);
   for (const std::string& entry : program.environment) set(result, entry);
-  // stdout is a pipe, which Python would fill before it writes a line.
+  // stdout is a pipe, which Python would buffer.
   if (!has(result, "PYTHONUNBUFFERED")) result.emplace_back("PYTHONUNBUFFERED=1");
   return result;
 }
 
-// Of these, what a worker on another host gets. Which host that is, it finds out.
+// The part of it that a worker on another host gets. The worker finds out itself which host that
+// is.
 std::vector<std::string> travelling_environment(const Program& program) {
   std::vector<std::string> result;
   for (const std::string& entry : outer_environment(program)) {
@@ -220,7 +221,8 @@ std::vector<int> cores() {
   return result;
 }
 
-// A worker's part of them, next to each other; with more workers than cores they share one.
+// A worker's share of them, next to each other; if there are more workers than cores, some share
+// one.
 std::vector<int> share_of(const std::vector<int>& cores, const Place& place) {
   const size_t n = cores.size(), i = size_t(place.local_rank), k = size_t(place.locals);
   const size_t first = i * n / k, last = std::max(first + 1, (i + 1) * n / k);
@@ -234,7 +236,7 @@ std::string text_of(const std::vector<int>& cores) {
                            : fmt::format("cores {}", fmt::join(cores, ","));
 }
 
-// This thread, and what it starts, on some cores only.
+// Binds this thread, and what it starts, to some cores while it lives.
 class Bound {
  public:
   explicit Bound(const std::vector<int>& cores) {
@@ -250,8 +252,7 @@ class Bound {
   cpu_set_t before_;
 };
 
-// Output takes two descriptors a worker, its pidfd one, its connection one, its input one, its log
-// one.
+// A worker takes two descriptors for its output, one each for its pidfd, connection, input and log.
 void allow_descriptors_for(const Program& program) {
   rlimit limit{};
   const int workers = program.workers;
@@ -266,8 +267,8 @@ void allow_descriptors_for(const Program& program) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The signals that are ours to pass on, as a descriptor. Those that we were told to ignore (nohup)
-// the workers ignore as well. To be made before any other thread is.
+// The signals that we pass on, as a descriptor. Workers ignore those that we were told to ignore
+// (nohup). Call it before any other thread starts.
 Fd catch_signals() {
   sigset_t set;
   sigemptyset(&set);
@@ -281,7 +282,7 @@ Fd catch_signals() {
   return Fd(checked(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd"));
 }
 
-// A terminal's input on its way to rank 0, which cannot read it: its process group is in the
+// Passes a terminal's input on to rank 0, which cannot read it: its process group is in the
 // background. Any other stdin is handed to rank 0 as it is.
 class Keyboard {
  public:
@@ -329,7 +330,7 @@ struct Launcher {
   Sink& out;
   Sink& err;
   Guard& guard;
-  const std::string& mark;  // of all that the workers start, in their environment
+  const std::string& mark;  // in the environment of all that the workers start
 };
 
 // One attempt at a job, from the first worker's start to the last one's end.
@@ -363,7 +364,7 @@ class Attempt {
     take_rest();
     std::optional<Cause> first;
     if (failure_) first = cause();
-    service_.reset();  // tells the rest of what it refused
+    service_.reset();  // reports the last refusals
     say_refusals();
     const Outcome outcome = report(first);
     flush();
@@ -387,7 +388,7 @@ class Attempt {
         one_host ? places_here(free_addresses(host_, n)) : places_on(program_.hosts, host_);
     for (const Place& place : places) addresses_.push_back(place.address);
     const std::string token = random_token();
-    std::vector<std::string> own;  // what the job has of its own
+    std::vector<std::string> own;  // the variables of the job
     if (n > 1) {
       serve(token);
       own.push_back("TUTTI_COORDINATOR=" + service_->address());
@@ -418,7 +419,7 @@ class Attempt {
     keyboard_.worker_has_it();
   }
 
-  // What the workers get of the cores, said once.
+  // Says once which cores the workers get.
   void announce(const std::vector<Place>& places) {
     if (!first_) return;
     const std::vector<int> all = cores();
@@ -493,13 +494,13 @@ class Attempt {
         service_ = module->serve(job, address);
       } catch (const UnavailableError&) {
         if (left == 0) throw;
-        address = free_addresses(host_, 1)[0];  // somebody was faster
+        address = free_addresses(host_, 1)[0];  // another process took the port
         if (at_chief) addresses_[0] = address;
       }
     }
   }
 
-  // Until something happens or a deadline has come, and deals with it.
+  // Waits until something happens or a deadline has come, and deals with it.
   void wait() {
     std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {workers_.ended_fd(), POLLIN, 0}};
     if (out_.pending()) polled.push_back({out_.fd(), POLLOUT, 0});
@@ -527,7 +528,7 @@ class Attempt {
     err_.write();
     workers_.feed();
     close_broken();
-    // The signal first: a worker that it ended has not failed by itself.
+    // Signals come first: a worker that one of them ended has not failed by itself.
     if (polled[0].revents) take_signals();
     if (polled[1].revents)
       for (const Ending& ending : workers_.take_ended()) {
@@ -540,7 +541,7 @@ class Attempt {
       }
   }
 
-  // Milliseconds until the next deadline; one second at most, for a terminal that we may get back.
+  // Milliseconds until the next deadline; one second at most, since we may get the terminal back.
   int timeout() const {
     auto until = Clock::now() + 1s;
     for (const auto& deadline : {terminate_at_, kill_at_, cut_at_})
@@ -556,7 +557,7 @@ class Attempt {
       terminate_at_.reset();
       stopped_others_ = true;
       workers_.signal(SIGTERM);
-      workers_.signal(SIGCONT);  // who is stopped does not hear anything else
+      workers_.signal(SIGCONT);  // a stopped worker gets no other signal
       kill_at_ = std::min(kill_at_.value_or(Clock::time_point::max()), now + kTerminate);
     }
     if (kill_at_ && now >= *kill_at_) {
@@ -613,14 +614,14 @@ class Attempt {
     return false;
   }
 
-  // Where nobody reads our output, nobody reads the workers': they get a SIGPIPE as we would.
+  // If our output has no reader, the workers get a SIGPIPE as we would.
   void close_broken() {
     for (Workers::Stream& stream : workers_.streams())
       if (stream.lines.sink().broken()) stream.fd.close();
   }
 
-  // What the workers wrote before they ended. Somebody else may still hold a pipe, so we do not
-  // wait for its end.
+  // Reads what the workers wrote before they ended. Another process may still hold a pipe, so we do
+  // not wait for its end.
   void take_rest() {
     for (Workers::Stream& stream : workers_.streams()) {
       while (stream.fd && take_output(stream))
@@ -634,7 +635,7 @@ class Attempt {
     int code;
   };
 
-  // The process that ended first with an error may only have missed another, and have said so.
+  // The process that ended first with an error may only have reported the loss of another.
   Cause cause() {
     const Cause first{failure_->to_string(), failure_->exit_code()};
     if (!service_ || told_to_stop_ || is_broken(*failure_)) return first;
@@ -647,14 +648,14 @@ class Attempt {
       return {failure->code == ErrorCode::invalid_argument ? "the ranks disagree: " + text : text,
               first.code};
     const auto& [culprit, by_itself] = found->second;
-    // Its own words: "rank 1 failed: TEXT".
+    // The rank's own report: "rank 1 failed: TEXT".
     if (const std::string own = fmt::format("rank {} failed: ", failure->rank);
         failure->code == ErrorCode::aborted && text.starts_with(own))
       return {fmt::format("{} failed: {}", culprit.name(), text.substr(own.size())),
               culprit.failed() && by_itself ? culprit.exit_code() : first.code};
     if (culprit.failed() && by_itself)
       return {failure->code == ErrorCode::unavailable
-                  ? culprit.to_string()  // all that the others know is that it is gone
+                  ? culprit.to_string()  // the others only know that it is gone
                   : fmt::format("{}: {}", culprit.to_string(), text),
               culprit.exit_code()};
     const std::string what = failure->code == ErrorCode::deadline_exceeded
@@ -664,7 +665,7 @@ class Attempt {
     return {fmt::format("{}{}: {}", culprit.name(), what, text), first.code};
   }
 
-  // A process that ends like this does so by no word of another.
+  // A process that ends like this has not been told to by another.
   static bool is_broken(const Ending& ending) {
     constexpr int kFaults[] = {SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE};
     return std::ranges::find(kFaults, ending.exit_code() - 128) != std::end(kFaults);
@@ -687,7 +688,7 @@ class Attempt {
     return {};
   }
 
-  // Waits for our reader; whoever interrupts us then does not want the rest.
+  // Waits for our reader. A signal to stop drops the rest.
   void flush() {
     while (out_.pending() || err_.pending()) {
       pollfd polled[] = {{signals_.get(), POLLIN, 0},
@@ -711,7 +712,7 @@ class Attempt {
   const bool first_;
   Keyboard keyboard_;
   std::mutex refusals_mutex_;
-  std::vector<std::string> refusals_;          // that the service has told of
+  std::vector<std::string> refusals_;          // as the service reported them
   std::unique_ptr<cluster::Service> service_;  // outlives the workers
   Workers workers_;
 
@@ -728,7 +729,7 @@ class Attempt {
   bool stopped_others_ = false;
   bool interrupted_ = false;
   bool told_to_stop_ = false;
-  bool killed_ = false;  // since an interrupt did not end them
+  bool killed_ = false;  // the workers, since an interrupt did not end them
 };
 
 // Deals the ranks out, host by host.
@@ -781,7 +782,8 @@ int run(int argc, char** argv) {
   std::string hosts, hostfile, ssh = "ssh", bind = "none";
   CommandLine app("tutti run", "[-n N] [--hosts A,B:4] [OPTIONS] [--] PROGRAM [ARGUMENTS...]",
                   "Starts a program as several workers, on this machine or on others.");
-  app.add_option("-n", program.workers, "how many workers, at most 4096; with hosts, a check")
+  app.add_option("-n", program.workers,
+                 "how many workers, at most 4096; with hosts, it must be their total")
       ->check(CLI::Range(1, kMostWorkers))
       ->option_text("N");
   auto* const list =
@@ -838,7 +840,7 @@ int run(int argc, char** argv) {
   become_launcher();
   allow_descriptors_for(program);
   Fd signals = catch_signals();
-  // A launcher within a job has the mark of the one outside, and its own behind.
+  // The mark of a launcher within a job is that of the outer launcher, with its own behind.
   const char* const outside = std::getenv("TUTTI_LAUNCHER");
   const std::string mark = fmt::format("TUTTI_LAUNCHER={}{}{}", outside ? outside : "",
                                        outside ? "/" : "", random_token());

@@ -39,12 +39,12 @@ struct Part {
 
 [[noreturn]] void foreign(const std::string& path, const std::string& why) {
   throw InvalidArgumentError(
-      fmt::format("{} is not the timeline of a rank ({}); leave it out. A process writes one where "
+      fmt::format("{} is not the timeline of a rank ({}); leave it out. A process writes one if "
                   "TUTTI_TIMELINE is set and it takes part in a job of several",
                   path, why));
 }
 
-// What the event by which Tutti says whose timeline it is has to say.
+// The contents of the event that says which rank's timeline it is; none for other events.
 std::optional<observe::TimelinePart> who_of(const json& event) {
   if (event.value("name", "") != observe::kTimelinePart) return {};
   const json& args = event.at("args");
@@ -56,7 +56,8 @@ std::optional<observe::TimelinePart> who_of(const json& event) {
                                .error_ns = int64_t(args.at("error_us").get<double>() * 1e3)};
 }
 
-// Line by line, as it was written: it may be large, and lacks its end where the process was killed.
+// Reads line by line, as it was written: the file may be large, and lacks its end if the process
+// was killed.
 Part read(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -91,7 +92,7 @@ Part read(const std::string& path) {
   return part;
 }
 
-// The files, and those of ranks in the folders.
+// The files among the paths, and the files of ranks in the folders.
 std::vector<std::string> files_of(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {
@@ -133,7 +134,7 @@ std::vector<Part> read_all(const std::vector<std::string>& files) {
   return all;
 }
 
-// Would what is there be missed?
+// Throws if writing `out` would destroy a timeline that is to be read, or that of a rank.
 void check_output(const std::string& out, const std::vector<std::string>& files) {
   std::error_code ignored;
   for (const std::string& file : files)
@@ -180,7 +181,7 @@ void write(const std::string& out, std::vector<Part>& parts) {
       events.push_back({ts, event.dump(-1, ' ', false, json::error_handler_t::replace)});
     }
   std::ranges::stable_sort(events, {}, &Event::ts);
-  // Beside it, so that nobody sees half of it.
+  // Written beside it first, so that no reader sees half of it.
   const std::string beside = out + ".part";
   std::ofstream file(beside, std::ios::trunc);
   file << text;

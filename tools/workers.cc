@@ -33,7 +33,7 @@ std::vector<pid_t> children() {
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
     std::ifstream file(entry.path() / "stat");
     std::string stat;
-    std::getline(file, stat, '\0');  // empty where the process has gone since; others would throw
+    std::getline(file, stat, '\0');  // empty if the process has ended; other calls would throw
     const size_t after_name = stat.rfind(')');  // the name may hold anything
     char state = 0;
     pid_t parent = 0;
@@ -45,7 +45,7 @@ std::vector<pid_t> children() {
   return found;
 }
 
-// What posix_spawn is told, freed with its owner.
+// The options of posix_spawn, freed with their owner.
 struct SpawnOptions {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;
@@ -56,7 +56,7 @@ struct SpawnOptions {
     posix_spawnattr_setflags(
         &attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setpgroup(&attributes, 0);
-    // We block what we forward and ignore SIGPIPE; the worker shall not.
+    // We block the signals that we forward and ignore SIGPIPE; the worker does neither.
     sigset_t none, pipe;
     sigemptyset(&none);
     sigemptyset(&pipe);
@@ -99,7 +99,7 @@ std::string Ending::to_string() const {
     const std::string who = name();
     if (code == kConnectionError)
       return fmt::format("{} exited with {}, or {} lost the connection", who, code, program);
-    // All that a shell tells of a signal.
+    // A shell reports a signal by this code only.
     if (code > 128 && code - 128 < NSIG && sigabbrev_np(code - 128))
       return fmt::format("{} exited with {}, as by signal {} ({})", who, code, code - 128,
                          strsignal(code - 128));
@@ -115,7 +115,7 @@ std::string Ending::name() const {
 }
 
 void become_launcher() {
-  // A pipe of ours must not become somebody's stdout.
+  // No pipe of ours may become the stdout of a worker.
   while (true) {
     const int fd = checked(open("/dev/null", O_RDWR), "cannot open /dev/null");
     if (fd > STDERR_FILENO) {
@@ -125,7 +125,7 @@ void become_launcher() {
   }
   not_ours = children();
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody can be waited for
+  ::signal(SIGCHLD, SIG_DFL);  // if it is ignored, no child can be waited for
   checked(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER");
 }
 
@@ -200,7 +200,7 @@ void Workers::start_on(const std::string& host, const std::vector<std::string>& 
 void Workers::Worker::feed() {
   const ssize_t count = input ? write(input.get(), unsent.data(), unsent.size()) : 0;
   if (count < 0 && errno != EAGAIN && errno != EINTR) {
-    input.close();  // it is gone, as we shall hear
+    input.close();  // it is gone; take_ended() reports it
     unsent.clear();
   }
   if (count > 0) unsent.erase(0, size_t(count));
@@ -251,7 +251,7 @@ void Workers::signal(int signal) {
     if (!worker.connection) {
       kill(-worker.pid, signal);
     } else if (worker.input) {
-      // There its session is its own, so that a SIGTSTP would not stop it.
+      // The worker has a session of its own there, in which a SIGTSTP would not stop it.
       worker.unsent += fmt::format("{}\n", signal == SIGTSTP ? "STOP" : sigabbrev_np(signal));
       worker.feed();
     }

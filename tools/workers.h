@@ -21,7 +21,7 @@ struct Connection {
   std::string host;
   std::string program;     // "ssh"
   int pid = 0;             // of the worker, on its host; 0: not started yet
-  std::string last_words;  // on stderr, before the worker started
+  std::string last_words;  // the last line on stderr before the worker started
 };
 
 // How a worker ended.
@@ -38,10 +38,10 @@ struct Ending {
   std::string name() const;       // "rank 2 (pid 4711)", "rank 2 on b (pid 4711)"
 };
 
-// Readies this process to be a launcher: keeps its standard descriptors open and adopts what its
-// workers leave behind. Once, before anything else.
+// Makes this process a launcher: keeps its standard descriptors open and adopts what its workers
+// leave behind. Call it once, before anything else.
 void become_launcher();
-// A child of ours that is no worker's.
+// `child` is ours, and no worker's: end() leaves it alone.
 void spare(pid_t child);
 
 class Workers {
@@ -56,12 +56,12 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // What the next rank writes goes into this file as well.
+  // What the next rank writes goes to this file as well.
   void log_next(std::shared_ptr<Log> log) { log_ = std::move(log); }
 
   // Starts the next rank, as the leader of a process group of its own, so that a terminal's Ctrl-C
   // does not reach it by two ways. The first gets `input` for its stdin, the others nothing.
-  // std::system_error where the program cannot be started.
+  // std::system_error if the program cannot be started.
   void start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
              int input);
 
@@ -75,13 +75,13 @@ class Workers {
 
   // Readable when a worker has ended.
   int ended_fd() const { return epoll_.get(); }
-  // Those that ended since the last call, in the order in which they did.
+  // The workers that ended since the last call, in the order in which they did.
   std::vector<Ending> take_ended();
 
-  // To all workers and to what they have started in their process groups.
+  // Sends it to all workers and to what they have started in their process groups.
   void signal(int signal);
 
-  // Descriptors of those for whom more is to be written than they have taken.
+  // Descriptors of connections that have not taken all that is to be written to them.
   std::vector<int> unfed() const;
   void feed();
 
