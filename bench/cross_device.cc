@@ -4,7 +4,7 @@
 //
 // naive: add the replicas into a temporary one after another, then copy it to each device; on all
 // cores. limit: one pass that reads k buffers and writes k, on all cores, the faster of plain and
-// non-temporal stores. Both work on memory that is there already; the way of Tutti includes the
+// non-temporal stores. Both work on memory that is there already; Tutti's time includes the
 // call, the checks and the result's memory.
 #include <tutti/tutti.h>
 

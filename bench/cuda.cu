@@ -48,7 +48,7 @@ class Bench {
     check(cudaMalloc(&to_, kBytes));
   }
 
-  // `bytes` read and written by `enqueue`, as a share of the bandwidth of a copy.
+  // Bytes that `enqueue` reads and writes, as a share of the bandwidth of a copy.
   void bandwidth(const std::string& name, double bytes, const std::function<void()>& enqueue) {
     const auto copy = [&] {
       check(cudaMemcpyAsync(to_, from_, kBytes, cudaMemcpyDeviceToDevice, stream_));

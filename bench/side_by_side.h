@@ -1,5 +1,5 @@
-// Timing several ways to do one thing, in turns: this tells them apart also where the machine's
-// speed drifts.
+// Times several ways to do one thing, in turns: this tells them apart even if the machine's speed
+// drifts.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Timings {
   double slowest(size_t way) const { return *std::ranges::max_element(seconds[way]); }
 };
 
-// Each way `rounds` times, in turns, every timing being the mean of `calls` calls.
+// Times each way `rounds` times, in turns; every timing is the mean of `calls` calls.
 inline Timings side_by_side(int rounds, int calls, const std::vector<std::function<void()>>& ways) {
   Timings timings{std::vector<std::vector<double>>(ways.size())};
   for (int round = -1; round < rounds; ++round)

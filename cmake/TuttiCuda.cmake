@@ -1,5 +1,5 @@
-# Whether the module "cuda" is built: sets TUTTI_HAVE_CUDA. Here, since a language is enabled for the whole project.
-set(TUTTI_CUDA AUTO CACHE STRING "Build the module cuda, for GPUs: AUTO (where the CUDA toolkit is), ON, OFF")
+# Whether the module "cuda" is built: sets TUTTI_HAVE_CUDA. It is decided here, since a language is enabled for the whole project.
+set(TUTTI_CUDA AUTO CACHE STRING "Build the module cuda, for GPUs: AUTO (if the CUDA toolkit is there), ON, OFF")
 set_property(CACHE TUTTI_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(TUTTI_HAVE_CUDA OFF)
 if(TUTTI_CUDA)

@@ -15,7 +15,7 @@ int main() {
   // Written by all replicas at once: their values are averaged, and every copy gets the mean.
   const Variable weight = Variable::create(
       Tensor::scalar<float>(1), {.name = "weight", .aggregation = VariableAggregation::MEAN});
-  // Counted by replica 0 for all.
+  // Replica 0 counts for all.
   const Variable step =
       Variable::create(Tensor::scalar<int64_t>(0),
                        {.name = "step", .aggregation = VariableAggregation::ONLY_FIRST_REPLICA});

@@ -13,7 +13,7 @@ int main() try {
   const Group world = Group::from_environment();
   const int rank = world.rank(), size = world.size();
 
-  // Everybody throws darts, each with a seed of its own, and all sum up what they hit.
+  // Every rank throws darts, with a seed of its own, and all sum up what they hit.
   constexpr int kDarts = 1'000'000;
   std::mt19937_64 random(uint64_t(rank) + 1);
   std::uniform_real_distribution<double> along(0, 1);
@@ -25,7 +25,7 @@ int main() try {
   const int64_t mine = counts[0];
   world.all_reduce(counts, ReduceOp::SUM);  // in place: any contiguous range of a known type
 
-  // What each of them hit, in rank order, where rank 0 can print it.
+  // Rank 0 gets what each of them hit, in rank order, to print it.
   std::vector<int64_t> hits(rank == 0 ? size_t(size) : 0);
   world.gather(std::vector<int64_t>{mine}, hits, /*root=*/0);
   if (rank == 0) {

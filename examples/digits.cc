@@ -151,8 +151,8 @@ double accuracy(Strategy& strategy, const Model& model, const Data& test) {
   return double(correct) / double(test.labels.num_elements());
 }
 
-// The digits as somebody else might have written them: a third of them moved by a pixel, all of
-// them a little noisy.
+// The digits as another hand might have written them: a third of them moved by a pixel, all of them
+// a little noisy.
 Tensor varied(const Tensor& pixels, uint64_t number) {
   uint64_t state = (number + 1) * 0x9e3779b97f4a7c15;
   const auto random = [&] {
@@ -221,7 +221,7 @@ Options parse_options(int argc, char** argv) {
 }
 
 std::pair<Data, Data> load() {
-  const char* const folder = std::getenv("DIGITS_DATA");  // where the examples were moved
+  const char* const folder = std::getenv("DIGITS_DATA");  // set if the examples were moved
   const std::string path = std::string(folder ? folder : TUTTI_EXAMPLE_DATA) + "/digits.csv";
   std::ifstream file(path);
   if (!file) throw NotFoundError("cannot read " + path + "; it comes with the examples");
@@ -252,7 +252,7 @@ DistributedDataset batches(Strategy& strategy, const Data& data, const Options& 
                                .batch(options.batch);
   // What is random about a batch comes from its number, so that it is the same in every run.
   const Dataset numbers = Dataset::range(std::numeric_limits<int64_t>::max());
-  // It all lies in memory, where a batch is there sooner than a thread that would read ahead.
+  // All of it is in memory: making a batch takes less time than waking a thread to read ahead.
   return strategy.experimental_distribute_dataset(
       Dataset::zip({shuffled, numbers}).map([](const std::vector<Tensor>& batch) {
         return std::vector<Tensor>{varied(batch[0], uint64_t(batch[2].item<int64_t>())), batch[1]};

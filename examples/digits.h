@@ -19,7 +19,7 @@ struct Options {
   bool quiet = false;
 };
 
-// From the command line; prints the usage and exits where that cannot be understood.
+// From the command line; prints the usage and exits if that cannot be understood.
 Options parse_options(int argc, char** argv);
 
 struct Data {

@@ -1,5 +1,5 @@
 // gloo::allreduce over TCP on the loopback device, or on that of the address GLOO_HOST:
-// gloo RANK RANKS FOLDER [options of measure.h], one process per rank; they meet in files in
+// gloo RANK RANKS FOLDER [options of measure.h], one process per rank; they connect by files in
 // FOLDER, which must be empty.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
@@ -70,5 +70,5 @@ int main(int argc, char** argv) {
   if (options.pin) peers::pin(rank);
   Gloo gloo(rank, std::atoi(argv[2]), argv[3]);
   peers::measure(gloo, options);
-  gloo.barrier();  // whoever leaves early takes its connections along
+  gloo.barrier();  // a rank that leaves early closes its connections
 }

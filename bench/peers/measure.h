@@ -48,7 +48,8 @@ inline Options parse(int argc, char** argv) {
   return options;
 }
 
-// The rank's core: those we may use, in turn. Before any thread is started, so that all have it.
+// Binds the rank to one of the cores that we may use, in turn. Called before any thread is started,
+// so that all inherit it.
 inline void pin(int rank) {
   cpu_set_t allowed, mine;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
@@ -92,7 +93,7 @@ void measure(Library& library, const Options& options) {
       if (i >= warm_up) times.push_back(took.count());
       if (i < warm_up || i == warm_up + iterations - 1)
         for (size_t k = 0; k < count; ++k) wrong += buffer[k] != expected[k];
-      if (i == 0) warm = Clock::now();  // the first makes connections
+      if (i == 0) warm = Clock::now();  // the first run makes connections
       if (i == warm_up - 1) {
         // Rank 0 decides for all how many fit into the time.
         const std::chrono::duration<double> each = (Clock::now() - warm) / (warm_up - 1);

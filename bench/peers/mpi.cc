@@ -44,7 +44,7 @@ class Mpi {
   int rank_ = 0, ranks_ = 1;
 };
 
-// The launcher's word for our rank on this host, before MPI starts its threads.
+// The rank that the launcher gave us on this host, before MPI starts its threads.
 int early_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"})
     if (const char* value = std::getenv(name)) return std::atoi(value);
