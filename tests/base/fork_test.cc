@@ -26,7 +26,7 @@ bool is_socket(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0;
 }
 
-// What holds in a forked child.
+// Whether `holds` is true in a forked child.
 bool in_child(const std::function<bool()>& holds) {
   const pid_t child = fork();
   if (child == 0) _exit(holds() ? 0 : 1);

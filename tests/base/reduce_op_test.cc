@@ -126,7 +126,7 @@ TEST(CommunicationOptions, MergeNeverTakesADefault) {
   const CommunicationOptions all{
       .bytes_per_pack = 5, .timeout = 3s, .implementation = CommunicationImplementation::NCCL};
   EXPECT_EQ(all.merge({}), all);
-  // Forever is a choice; only "none" is the default.
+  // No limit is a choice; only "none" is the default.
   EXPECT_EQ(all.merge({.timeout = 0s}).timeout, 0ns);
 }
 

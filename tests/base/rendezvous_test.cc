@@ -39,8 +39,8 @@ Outcome outcome_of(const std::function<void()>& call) {
   return {};
 }
 
-// The log says who waits, and says it with the rendezvous locked: whoever has heard of a waiter and
-// then calls the rendezvous finds it waiting.
+// A waiter is logged while the rendezvous is locked: a thread that has seen the line and then calls
+// the rendezvous finds the participant waiting.
 class RendezvousTest : public ::testing::Test {
  protected:
   RendezvousTest() {
@@ -57,7 +57,7 @@ class RendezvousTest : public ::testing::Test {
     heard_.wait(lock, [&] { return messages_.size() >= count; });
   }
 
-  // The participants from 1 on wait; once they do, `event` happens. Their outcomes.
+  // Lets the participants from 1 on wait; once they do, `event` happens. Returns their outcomes.
   static constexpr int kWaiters = 3;
   std::vector<Outcome> outcomes_of_waiters(Rendezvous& point, const std::function<void()>& event) {
     std::vector<Outcome> outcomes(kWaiters);
@@ -97,7 +97,7 @@ TEST_P(RendezvousOf, MeetsManyTimesAndRunsTheActionOncePerMeeting) {
             ++errors[size_t(i)];
           ++actions;
         });
-        // Nobody can have completed the next meeting without this participant.
+        // The next meeting cannot be complete without this participant.
         if (actions != round + 1) ++errors[size_t(i)];
         point.meet(i, "read", kForever, kNothing);
       }
@@ -289,7 +289,7 @@ TEST_F(RendezvousTest, WarnsOfALongWaitAndGoesOn) {
 }
 
 // In each round one participant goes wrong, in one of four ways, at some meeting. All others must
-// complete the meetings before that one and none after, and be told the reason.
+// complete the meetings before that one and none after, and get the reason.
 TEST_F(RendezvousTest, SurvivesAThousandRoundsOfRandomFailure) {
   enum Fault { none, fails, leaves, action_throws };
   constexpr int n = 4, meetings = 4;

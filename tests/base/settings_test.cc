@@ -125,7 +125,7 @@ TEST_F(SettingsTest, AMisspelledNameIsAnsweredWithTheNearest) {
     EXPECT_THAT(unknown(known), ElementsAre()) << known;
 }
 
-// A positive patience that is too short to count must not turn into the 0 that means "forever".
+// A positive timeout that is too short to count must not turn into the 0 that means "no limit".
 TEST_F(SettingsTest, ATinyTimeoutIsNotForever) {
   EXPECT_GT(with("TUTTI_TIMEOUT", "1e-10").timeout, 0ns);
 }

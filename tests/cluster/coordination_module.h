@@ -28,7 +28,7 @@ inline const cluster::ClusterModule& cluster_module() {
   return *module;
 }
 
-// The addresses are names only: nobody listens there.
+// The addresses are names only: nothing listens there.
 inline cluster::Job job_of(int ranks) {
   cluster::Job job;
   for (int rank = 0; rank < ranks; ++rank)

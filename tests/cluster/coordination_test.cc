@@ -52,14 +52,14 @@ struct Cluster {
   std::vector<std::unique_ptr<Coordination>> connections;
 };
 
-// body(rank) on a thread per rank.
+// Runs body(rank) on a thread per rank.
 template <class Body>
 void on_all(int ranks, const Body& body) {
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
 }
 
-// The failure that a connection hears of within two seconds after it is due.
+// The failure that a connection reports, within two seconds after it is due.
 class Ear {
  public:
   explicit Ear(Coordination& connection) {
@@ -148,7 +148,7 @@ TEST(Coordination, NamesThoseWhoDidNotComeToAnExchange) {
     EXPECT_ERROR(DeadlineExceededError, expected,
                  cluster[2 * i].exchange("start", "", i == 0 ? 1s : 20s));
   });
-  // It stays so for those who are late.
+  // A late rank gets the same error.
   EXPECT_ERROR(DeadlineExceededError, expected, cluster[1].exchange("start", "", kLong));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
 }
@@ -361,7 +361,7 @@ TEST(Coordination, IdleRanksStay) {
   Job job = job_of(2);
   job.heartbeat_timeout = 800ms;
   Cluster cluster(2, 2, job);
-  // Nobody puts it: a wait of several heartbeat timeouts.
+  // No rank puts it: a wait of several heartbeat timeouts.
   EXPECT_ERROR(DeadlineExceededError, "waited 2.5 s", cluster[0].get("nothing", 2500ms));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
   EXPECT_EQ(cluster[1].failure(), std::nullopt);
@@ -547,7 +547,7 @@ TEST(Service, LeavesNoThreadBehind) {
 // join the coordination service".
 constexpr char kPass[] = "tutti-4885a542b567577e9a811e45c5b3f40bfea6dc65b30499dfa7e0fcd73a352deb";
 
-// Calls the service's method without being of the job. Without a pass, as any client of gRPC does.
+// Calls the service's method without being of the job; without a pass, as any client of gRPC does.
 class StrangerCall {
  public:
   StrangerCall(const std::string& address, const std::string& hello,
@@ -845,7 +845,7 @@ TEST_F(Tls, RefusesOtherAuthoritiesAndPlainText) {
     EXPECT_ERROR(UnauthenticatedError,
                  "certificate is not from the authority " + (*files_ / "other-ca.pem"),
                  join(job_with(whose + "a.pem", whose + "a.key", "other-ca.pem"), address, 1));
-  // Those that the service does not trust are not told why.
+  // Workers that the service does not trust are not told why.
   for (const Job& stranger : {job_with("other-a.pem", "other-a.key", "ca.pem"), job_of(2)})
     EXPECT_ERROR(DeadlineExceededError, "no coordination service at " + address,
                  join(stranger, address, 1, 500ms));

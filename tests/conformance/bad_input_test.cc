@@ -129,7 +129,7 @@ TEST_F(BadInput, ErrorsSayWhatIsWrong) {
   });
 }
 
-// Memory that the operating system lets nobody write to.
+// Memory that the operating system protects from writes.
 class ReadOnlyPage {
  public:
   explicit ReadOnlyPage(uint64_t seed)
@@ -138,8 +138,8 @@ class ReadOnlyPage {
     mprotect(data_, kBytes, PROT_READ);
   }
   ~ReadOnlyPage() { munmap(data_, kBytes); }
-  // All of it but the first element, so that it is not aligned for vectors; where `name` is not a
-  // CPU, a copy.
+  // All of it but the first element, so that it is not aligned for vectors; a copy if `name` is
+  // not a CPU.
   Tensor as(DType dtype, const std::string& name) const {
     const size_t size = size_of(dtype);
     const bool in_place = testing::device_type() == "CPU";
@@ -183,7 +183,7 @@ TEST_F(BadInput, InputsAreNeverWritten) {
   });
 }
 
-// Enums of which no value is this.
+// No enum has this value.
 constexpr int kWrong = 99;
 
 TEST_F(BadInput, EnumsOutOfRangeAreRefusedByEveryReduction) {

@@ -86,7 +86,7 @@ TEST_P(Cases, MeanIsOnExactlyTheDestinations) {
   });
 }
 
-// C004; C008 where the packs outnumber the elements
+// C004; C008 if the packs outnumber the elements
 TEST_P(Cases, SumIsOnExactlyTheDestinations) {
   for_each_layout([&](size_t n, const Destinations& d) {
     expect_on(d, ops->reduce(ReduceOp::SUM, counting(n, 1), d), (mean(n) + 1) * float(n));

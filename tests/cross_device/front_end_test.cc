@@ -24,7 +24,7 @@ Tensor f32(std::initializer_list<float> values, const char* device) {
   return Tensor::of<float>(values, device);
 }
 
-// An algorithm that counts how often it is asked, and that answers wrongly where it is told to.
+// An algorithm that counts how often it is asked, and that answers wrongly if it is told to.
 class Spy : public CrossDeviceOps {
  public:
   int calls = 0;

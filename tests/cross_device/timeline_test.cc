@@ -101,7 +101,7 @@ TEST(Timeline, DescribesEveryOperation) {
   EXPECT_EQ(events[4]["args"], (json{{"bytes", 24}, {"dtype", "float32"}, {"devices", kCpu0}}));
 }
 
-// Viewers accept an array that nobody closed.
+// Viewers accept an array without its closing bracket.
 TEST(Timeline, SurvivesAKilledProcess) {
   TimelineFile file;
   EXPECT_EQ(run_program(file.setting(), "killed").status, 128 + 9);

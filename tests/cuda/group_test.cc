@@ -1,4 +1,4 @@
-// Collectives between ranks with GPUs: by a fake of NCCL where each has a card of its own, else
+// Collectives between ranks with GPUs: by a fake of NCCL if each has a card of its own, else
 // through host memory.
 #include <gmock/gmock.h>
 
@@ -59,7 +59,7 @@ TEST_P(GpuGroup, FollowsTheStreamsOfItsCallers) {
   });
 }
 
-// What a rank gathers may lie where it goes: that of rank 0 begins with the whole.
+// A rank's input may lie in its output: that of rank 0 begins with the whole.
 TEST_P(GpuGroup, GathersInPlace) {
   on_ranks(groups, [&](const Group& group) {
     const std::string gpu = gpus_of(group.rank())[0];

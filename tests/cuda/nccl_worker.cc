@@ -57,7 +57,7 @@ int outlive(const Group& group, int dying) {
     std::fflush(stdout);
     return named ? kToldOfTheDeath : 1;
   }
-  fmt::print("rank {}: nobody told it that rank {} is dead\n", group.rank(), dying);
+  fmt::print("rank {}: it was not told that rank {} is dead\n", group.rank(), dying);
   return 1;
 }
 

@@ -51,7 +51,7 @@ PerReplica<Value> borrowed(const PerReplica<Value>& value) {
 
 class GpuReduction : public testing::LogicalGpus<9> {
  protected:
-  // Reduces the same on GPUs and on CPUs, to where the value is.
+  // Reduces the same on GPUs and on CPUs, to the devices of the value.
   void expect_same(ReduceOp op, const std::vector<PerReplica<Value>>& on_gpus,
                    const std::vector<PerReplica<Value>>& on_cpus, CrossDeviceOps& gpu_ops) {
     const auto pairs = [](const std::vector<PerReplica<Value>>& values) {

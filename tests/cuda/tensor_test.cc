@@ -56,7 +56,7 @@ TEST_F(GpuTensor, CastsToTheBitsOfTheHost) {
   }
 }
 
-// Where rounding, saturation and truncation are decided.
+// The values at which rounding, saturation and truncation are decided.
 TEST_F(GpuTensor, CastsTheEdgesOfEveryType) {
   std::vector<double> edges;
   for (const int exponent : {0, 7, 8, 10, 11, 15, 16, 23, 24, 31, 32, 52, 53, 62, 63, 64, 127, 128})
@@ -208,7 +208,7 @@ TEST(GpuMemory, RunsOutWithAnErrorAndGoesOn) {
   }
 }
 
-// What is held in reserve is given back before anybody is told that there is nothing left.
+// What is held in reserve is given back before an allocation fails.
 TEST(GpuMemory, IsTakenFromTheReserveWhereItIsScarce) {
   NEEDS_FAKE("has a card that is small enough to fill");
   {

@@ -17,7 +17,7 @@ namespace tutti::device {
 namespace {
 
 constexpr size_t kMi = 1 << 20;
-// What a pool without slack may hold, where at most this many bytes were in use at one time.
+// What a pool without slack may hold if at most this many bytes were in use at one time.
 size_t bound(size_t most) { return most + most / 4; }
 
 struct Block {

@@ -1,7 +1,7 @@
-// Runs of datasets restored from states that nobody saved. The first byte of the input chooses the
-// dataset, the second how often the run is asked before it is saved again, with its upper bit for a
-// state as it is; else the rest is where the run stands, and gets the start and the checksum of a
-// state.
+// Runs of datasets restored from states that were never saved. The first byte of the input chooses
+// the dataset, the second how often the run is asked before it is saved again, with its upper bit
+// for a state as it is; else the rest is the position of the run, and gets the start and the
+// checksum of a state.
 #include <sys/mman.h>
 #include <tutti/dataset.h>
 #include <tutti/error.h>
@@ -62,7 +62,7 @@ const std::string& records() {
   return path;
 }
 
-// Has an answer to everything: what a function of the user's throws is not what is looked for.
+// Accepts any element: this is not about what a user's function throws.
 int64_t number_in(const Components& element) {
   if (element.size() != 1 || !element[0] || element[0].dtype() != DType::int64) return 1;
   return element[0].num_elements() == 1 ? element[0].item<int64_t>() : 2;

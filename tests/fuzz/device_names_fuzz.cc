@@ -10,7 +10,7 @@
 namespace tutti::fuzz {
 namespace {
 
-// None where it is no device name.
+// None if it is no device name.
 std::optional<DeviceSpec> parsed(std::string_view name) {
   try {
     return DeviceSpec::parse(name);

@@ -95,7 +95,7 @@ DLTensor tensor_of(Numbers& numbers, uint8_t form, Backing& backing) {
   return tensor;
 }
 
-// None where there is no such thing, or more of them than can be counted.
+// None if there is no such thing, or more of them than can be counted.
 std::optional<int64_t> num_elements(const DLTensor& tensor) {
   int64_t product = 1;
   for (int i = 0; i < tensor.ndim; ++i) {
@@ -105,7 +105,7 @@ std::optional<int64_t> num_elements(const DLTensor& tensor) {
   return product;
 }
 
-// That what was taken is what may be taken.
+// Checks that what was taken may be taken.
 void check_valid(const DLTensor& source) {
   int32_t device_type;
   std::memcpy(&device_type, &source.device.device_type, sizeof device_type);
@@ -160,7 +160,7 @@ void check_imported(const DLTensor& source, const Tensor& tensor, bool read_only
   check_exported(exported, tensor);
   try {
     check_exported(tensor.to_dlpack(), tensor);
-    check(!read_only, "read-only memory goes to nobody who is not told");
+    check(!read_only, "read-only memory goes out only in the form that says so");
   } catch (const InvalidArgumentError&) {
     check(read_only, "memory that may be written goes out in both forms");
   }

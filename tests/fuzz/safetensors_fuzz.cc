@@ -22,7 +22,7 @@ const std::map<std::string, DType> kTypes{
     {"F16", DType::float16},  {"BF16", DType::bfloat16}, {"F32", DType::float32},
     {"F64", DType::float64}};
 
-// None where the bytes are no such file.
+// None if the bytes are no such file.
 std::optional<TensorFile> parsed(const std::string& bytes) {
   try {
     return parse_safetensors(std::as_bytes(std::span(bytes)), "input");

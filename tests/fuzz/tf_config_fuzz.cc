@@ -12,7 +12,7 @@
 namespace tutti::fuzz {
 namespace {
 
-// None where it throws what a wrong input throws.
+// None if it throws what a wrong input throws.
 template <class F>
 auto checked(F&& f) -> std::optional<decltype(f())> {
   try {

@@ -11,7 +11,7 @@ using namespace testing;
 
 class AllReduce : public Ranks {
  protected:
-  // Once in place where the types allow it, once out of place.
+  // Once in place if the types allow it, once out of place.
   void expect_exact(const Sample& sample) {
     SCOPED_TRACE(fmt::format("{} of {}[{}]", name(sample.op), name(sample.dtype), sample.count));
     on_ranks(groups, [&](const Group& group) {

@@ -157,7 +157,7 @@ TEST(Background, DroppedWorkGoesOn) {
   });
 }
 
-// Who leaves with work under way tells the others, and its own work ends.
+// A rank that leaves with work under way tells the others, and its own work ends.
 TEST(Background, LeavingEndsOutstandingWork) {
   Groups groups = Group::in_process(2);
   std::vector<float> a(3), b(3), c(3);
@@ -185,7 +185,7 @@ TEST(Background, LeavingAfterWaitDisturbsNobody) {
   }
 }
 
-// Whoever leaves while another still works on its memory gets it back untouched afterwards.
+// A rank that leaves while another still works on its memory gets it back untouched afterwards.
 TEST(Background, LeavingDoesNotGiveBackMemoryInUse) {
   for (int round = 0; round < (TUTTI_TEST_SANITIZED ? 30 : 100); ++round) {
     Groups groups = Group::in_process(2);

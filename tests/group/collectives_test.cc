@@ -1,4 +1,4 @@
-// The other collectives, against what anybody would write down.
+// The other collectives, against their definitions.
 #include <tutti/device.h>
 
 #include <atomic>
@@ -104,7 +104,7 @@ TEST_P(Collectives, ScatterDealsOutTheRootsData) {
       Buffer out(count, dtype);
       group.scatter(in.tensor(), out.tensor(), root, kLong);
       ASSERT_TRUE(out.is(mine)) << "root " << root;
-      kernels::with_type(dtype, [&]<class T>(T*) {  // the root's own part where it is
+      kernels::with_type(dtype, [&]<class T>(T*) {  // the root's own part, in place
         const std::span<T> to =
             here ? in.span<T>().subspan(size_t(root * count), size_t(count)) : out.span<T>();
         group.scatter(here ? in.span<T>() : std::span<T>(), to, root, kLong);

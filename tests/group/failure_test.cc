@@ -1,4 +1,4 @@
-// What goes wrong reaches everybody, says who and what, and stays.
+// A failure reaches every rank, names the rank and the cause, and stays.
 #include <atomic>
 #include <condition_variable>
 #include <numeric>
@@ -15,7 +15,7 @@ using namespace testing;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// Two sides of a disagreement: what rank 1 calls where the others call something else.
+// Two sides of a disagreement: what rank 1 calls while the others call something else.
 struct Disagreement {
   const char* name;
   std::function<void(const Group&)> most, one;
@@ -136,7 +136,7 @@ TEST_P(Disagreements, ReachEveryRankWithBothSides) {
       expect_everywhere(errors, ErrorCode::invalid_argument,
                         {"operation #", GetParam().most_says, GetParam().one_says, who,
                          "must call the same operations in the same order"});
-      // In the same words for all, and for good.
+      // All ranks get the same words, in every later call, too.
       const auto first_line = [](const std::string& text) {
         return text.substr(0, text.find('\n'));
       };
@@ -214,7 +214,7 @@ TEST(Disagreement, BetweenSplitAndACollectiveIsFound) {
   Groups groups = Group::in_process(2);
   std::vector<Caught> errors(2);
   on_threads(2, [&](size_t r) {
-    const Group group = std::move(groups[r]);  // who is done leaves, so that nobody waits for it
+    const Group group = std::move(groups[r]);  // a rank that is done leaves; none waits for it
     std::vector<int64_t> in(2, 1), out(4);
     errors[r] = caught([&] {
       if (r == 0) (void)group.split(0, 0);
@@ -247,7 +247,7 @@ TEST_P(Absence, IsAnErrorAtTheDeadlineThatNamesTheAbsent) {
                                                   std::to_string(absent)));
     EXPECT_THAT(error.text, HasSubstr(fmt::format("rank {} is at #2", absent)));
   }
-  // It stays, and the one who comes too late gets it too.
+  // It stays, and the rank that comes too late gets it, too.
   const auto later = errors_on_ranks(groups, [](const Group& g) { g.barrier(kLong); });
   expect_everywhere(later, ErrorCode::deadline_exceeded,
                     {"all_reduce #3 (float32[4], SUM): waited 0.2 s for rank"});
@@ -291,7 +291,7 @@ TEST_P(Absence, IsNoticedByEveryOperation) {
     const Groups ranks = std::get<0>(GetParam()).make(n);
     const Caught error = caught([&] { calls[cases[i].first](ranks[0], cases[i].second); });
     EXPECT_EQ(error.code, ErrorCode::deadline_exceeded) << i;
-    // Where ranks 0 and 2 share a host, they meet before the others are missed.
+    // If ranks 0 and 2 share a host, they meet before the others are missed.
     EXPECT_THAT(error.text,
                 AnyOf(HasSubstr("waited 0.2 s for rank 1"), HasSubstr("waited 0.2 s for rank 2")));
   });
@@ -383,7 +383,7 @@ TEST(Failure, BringsTheLastEightOperations) {
   EXPECT_THAT(error.text, ::testing::Not(HasSubstr("#4 ")));
 }
 
-// C256: an error of one's own, with nothing under way, is nobody else's.
+// C256: an error of a rank's own, with nothing under way, does not reach the others.
 TEST(Failure, OfAnArgumentLeavesTheGroupUsable) {
   const Groups groups = Group::in_process(2);
   on_ranks(groups, [](const Group& group) {
@@ -437,7 +437,7 @@ TEST(Leaving, WhileOthersWaitIsNoticedAtOnce) {
   }
 }
 
-// It has done its part, so nobody misses it.
+// It has done its part, so no rank misses it.
 TEST(Leaving, AfterTheLastOperationIsNoError) {
   for (int round = 0; round < 200; ++round) {
     Groups groups = Group::in_process(3);
@@ -465,7 +465,7 @@ TEST(Loss, OfAProcessNamesItAndItsAddress) {
                                    return rank == 2 && lost ? "has died (process 7 is gone)" : "";
                                  }});
   lost = true;
-  // Whoever waits for anybody learns of it.
+  // Any rank that waits for another gets the failure.
   std::vector<float> out(3);
   const Caught error = caught([&] { groups[0].recv(out, 1, 0, kLong); });
   EXPECT_EQ(error.code, ErrorCode::unavailable);
@@ -494,7 +494,7 @@ TEST(Failure, OfOneRanksMemoryReachesTheOthers) {
   full = true;
   std::vector<Caught> errors(2);
   on_threads(2, [&](size_t r) {
-    const Group group = std::move(groups[r]);  // who is done leaves, so that nobody waits for it
+    const Group group = std::move(groups[r]);  // a rank that is done leaves; none waits for it
     errors[r] = caught([&] { (void)group.split(0, 0); });
   });
   expect_everywhere(errors, ErrorCode::resource_exhausted, {"rank 1 is full"});

@@ -1,4 +1,4 @@
-// A reduction over leaves gives the same bits whoever has which leaf.
+// A reduction over leaves gives the same bits whichever rank has which leaf.
 #include "group/ranks.h"
 #include "group/samples.h"
 

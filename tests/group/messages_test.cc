@@ -17,7 +17,7 @@ class Messages : public Ranks {
 };
 INSTANTIATE_TEST_SUITE_P(, Messages, ranks({2, 3, 4, 7}), name_of_ranks);
 
-// Even ranks send first, so that nobody waits for ever where a send waits to be received.
+// Even ranks send first, so that no rank waits without end if a send waits to be received.
 TEST_P(Messages, OfAnySizeArriveWhole) {
   const size_t packet = size_t(64) << 10;
   on_ranks(groups, [&](const Group& group) {
@@ -139,7 +139,7 @@ TEST(Message, ThatNobodyTakesIsAnErrorOfTheSender) {
 
 TEST(Message, ThatNobodySendsIsAnErrorOfTheReceiver) {
   const Groups groups = Group::in_process(3);
-  groups[2].send(std::vector{1}, 0, 0, kLong);  // from somebody else
+  groups[2].send(std::vector{1}, 0, 0, kLong);  // from another rank
   groups[1].send(std::vector{1}, 0, 1, kLong);  // with another tag
   std::vector<int> out(1);
   const Caught error = caught([&] { groups[0].recv(out, 1, 0, kSoon); });

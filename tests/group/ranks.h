@@ -1,4 +1,4 @@
-// Ranks on threads, for tests: every rank runs the same function, and nobody is left behind.
+// Ranks on threads, for tests: every rank runs the same function, and all threads are joined.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 inline const CommunicationOptions kSoon{.timeout = milliseconds(200)};
 inline const CommunicationOptions kLong{.timeout = std::chrono::seconds(40)};
 
-// f(rank) on a thread for each of `n`.
+// Runs f(rank) on a thread for each of `n`.
 template <class F>
 void on_threads(size_t n, const F& f) {
   std::vector<std::thread> threads;
@@ -32,7 +32,7 @@ void on_threads(size_t n, const F& f) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// f(group) for every rank at once. An error is a failure of the test.
+// Runs f(group) on every rank at once. An error is a failure of the test.
 template <class F>
 void on_ranks(const Groups& groups, const F& f) {
   on_threads(groups.size(), [&](size_t r) {
@@ -67,7 +67,7 @@ std::vector<Caught> errors_on_ranks(const Groups& groups, const F& f) {
   return all;
 }
 
-// Every rank has this error, with these parts in its text.
+// Expects this error on every rank, with these parts in its text.
 inline void expect_everywhere(const std::vector<Caught>& all, ErrorCode code,
                               const std::vector<std::string>& parts) {
   for (size_t r = 0; r < all.size(); ++r) {
@@ -77,8 +77,8 @@ inline void expect_everywhere(const std::vector<Caught>& all, ErrorCode code,
   }
 }
 
-// Where ranks live: they reach all of each other's memory, or only what the group has allocated, or
-// none, since each is on a host of its own, or on one of two hosts in turn.
+// Where the ranks are: they reach all of each other's memory, or only what the group has allocated,
+// or none, since each is on a host of its own, or on one of two hosts in turn.
 struct World {
   const char* name;
   Groups (*make)(int);

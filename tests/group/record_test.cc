@@ -1,4 +1,4 @@
-// The record of the last operations, in a file where one is asked for; settings that groups obey.
+// The record of the last operations, in a file if one is asked for; settings that groups obey.
 #include <filesystem>
 #include <fstream>
 #include <sstream>

@@ -90,7 +90,7 @@ struct Sample {
   std::vector<std::byte> expected;
 };
 
-// Numbers of elements where another way of doing it may begin.
+// Numbers of elements at which another algorithm may begin.
 inline std::set<int64_t> few_counts(int n) { return {0, 1, n - 1, n, n + 1, 1000}; }
 inline std::set<int64_t> threshold_counts(DType dtype, int n) {
   std::set<int64_t> counts;

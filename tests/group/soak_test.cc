@@ -232,7 +232,7 @@ TEST_P(Soaking, IsExactAndGrowsNothing) {
   const std::string world = GetParam().name;
   const bool keeps_all = world == "Secluded" || world == "Dealt";  // our own stand-in
   if (!TUTTI_TEST_SANITIZED && !keeps_all) {
-    // Blocks on their way between hosts have memory that is touched only when they are many.
+    // Blocks on their way between hosts have memory that is touched only if there are many of them.
     EXPECT_LE(after.kilobytes, before.kilobytes + (world == "Apart" ? 16384 : 4096));
   }
 }

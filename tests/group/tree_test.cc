@@ -1,4 +1,4 @@
-// Sums that are cut where hosts meet.
+// Sums that are cut at the borders between hosts.
 #include "group/plan/tree.h"
 
 #include <gmock/gmock.h>

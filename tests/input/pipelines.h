@@ -40,7 +40,7 @@ inline std::vector<Tensor> squared(const std::vector<Tensor>& element) {
   return {Tensor::scalar(value(element) * value(element))};
 }
 
-// 0, 1, 2, ... where each number is there as often as it says.
+// 0, 1, 2, ..., each number as often as it says.
 inline Dataset repeated_number(const std::vector<Tensor>& element) {
   return Dataset::from_tensors(element).repeat(value(element));
 }

@@ -201,7 +201,7 @@ TEST(ReadAhead, OfAnEndlessInputMayBeDestroyedAnytime) {
   }
 }
 
-// After these, nothing passes the filter any more: the threads search for ever.
+// After these, nothing passes the filter any more: the threads search without end.
 TEST(ReadAhead, GivesUpAnEndlessSearchWhenItIsDestroyed) {
   const auto below_three = [count = std::make_shared<std::atomic<int>>(0)](const Components&) {
     return (*count)++ < 3;

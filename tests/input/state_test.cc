@@ -1,4 +1,4 @@
-// Saving where a run stands, and going on from there.
+// Saving the position of a run, and going on from there.
 #include <tutti/device.h>
 
 #include <functional>
@@ -144,7 +144,7 @@ TEST(State, OfEveryTransformation) {
 TEST(State, OfACacheBeforeAndAfterItIsFull) {
   const Dataset n = Dataset::range(6).shuffle(6, 2);
   expect_restorable(n.cache().repeat(3));
-  // Whoever restores may never have filled the cache.
+  // The restoring process may never have filled the cache.
   DatasetIterator it = n.cache().repeat(3).make_iterator();
   for (int i = 0; i < 8; ++i) it.next();
   DatasetIterator restored = n.cache().repeat(3).make_iterator(it.save());
@@ -202,8 +202,7 @@ TEST(State, KeepsTensorsOnTheirDevices) {
   EXPECT_ERROR(DataLossError, "cannot go back to its device", dataset.make_iterator(state));
 }
 
-// Saves once `error` has been thrown ahead of whoever asks, and hands on the run restored from
-// there.
+// Saves once `error` has been thrown ahead of the caller, and hands on the run restored from there.
 void with_error_read_ahead(auto error, const std::function<void(DatasetIterator&)>& expect) {
   std::promise<void> thrown;
   const Dataset dataset = Dataset::range(9)
@@ -289,7 +288,7 @@ std::string with_checksum(std::string state) {
   return state.append(reinterpret_cast<const char*>(&sum), 8);
 }
 
-// Whoever forges a state may choose where the run stands, but not what memory is read.
+// A forged state may choose the position of the run, but not what memory is read.
 TEST(State, ForgedIsSafe) {
   const Folder folder;
   const std::string lines = folder.write("a.txt", "one\ntwo\nthree\n");

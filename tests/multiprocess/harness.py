@@ -62,7 +62,7 @@ def kill_marked():
 
 
 def limit(seconds):
-    """Ends this driver and all that it started after so long."""
+    """Ends this driver and all that it started after `seconds`."""
 
     def expire():
         print(f"the driver is not done after {seconds:.0f} s", flush=True)
@@ -93,7 +93,7 @@ def arguments(description):
 
 
 def free_addresses(count):
-    """Below the ports that the kernel hands out, so that no connection takes one before its worker listens there."""
+    """Ports below those that the kernel hands out, so that no connection takes one before its worker listens there."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         end = max(20000, int(file.read().split()[0]))
     held = []
@@ -125,7 +125,7 @@ class Job:
         self.deadline = time.monotonic() + patience * (3 if options.sanitized else 1)
         self.shm = set(os.listdir("/dev/shm"))
         self.folder = tempfile.TemporaryDirectory(prefix="tutti_multiprocess_")
-        self.scratch = os.path.join(self.folder.name, "scratch")  # TMPDIR and where they run
+        self.scratch = os.path.join(self.folder.name, "scratch")  # their TMPDIR and working folder
         self.records = os.path.join(self.folder.name, "records")
         os.mkdir(self.scratch)
         self.read_end, self.write_end = os.pipe()
@@ -193,7 +193,7 @@ class Job:
         return file.read().decode(errors="replace")
 
     def hear(self, seconds):
-        """Takes in what is reported, for so long at most. Returns whether there was anything."""
+        """Takes in what is reported, for `seconds` at most. Returns whether there was anything."""
         if self.ended:
             return False
         ready, _, _ = select.select([self.read_end], [], [], max(0, seconds))
@@ -209,7 +209,7 @@ class Job:
         return [event for event in self.events if event.name == name]
 
     def wait(self, what, condition):
-        """Until it holds; where it cannot any more, the test has failed."""
+        """Waits until it holds; if it cannot any more, the test has failed."""
         while not condition():
             if self.ended:
                 raise Failed(f"all processes ended without {what}: {self.story()}")

@@ -19,7 +19,7 @@ import harness
 from harness import Job, check, kill_marked, tf_config
 
 PREFIX = "tutti-test"
-# Nobody but us listens in our namespaces: ports below those that the kernel hands out are free there, each used once.
+# No other process listens in our namespaces: ports below those that the kernel hands out are free there, each used once.
 PORTS = itertools.count(20000)
 made = set()  # the namespaces that are there
 folders = set()  # and those of the jobs
@@ -32,7 +32,7 @@ def command(*words):
 
 
 def remove(names):
-    """With the processes in them."""
+    """Removes the namespaces, and ends the processes in them."""
     for name in names:
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
         for pid in map(int, pids):
@@ -53,7 +53,7 @@ def sweep():
 
 
 def obstacle():
-    """Why there can be no hosts here; empty where there can."""
+    """Why there can be no hosts here; empty if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if not shutil.which("ip"):
@@ -163,7 +163,7 @@ class Hosts:
         command("ip", "-n", self.names[host], "link", "set", "eth0", "up")
 
     def lose(self, host, percent):
-        """Of the packets that come in."""
+        """Loses a share of the packets that come in."""
         self.drop_incoming(host, f"numgen random mod 100 < {percent}")
 
     def drop_incoming(self, host, which):
@@ -197,7 +197,7 @@ class HostsJob(Job):
     def __init__(self, options, host_of, patience=180):
         super().__init__(options, patience)
         self.host_of = host_of
-        # Who tells UCX what to use gets UCX; and it may not use the memory that they share, too.
+        # A job that tells UCX what to use gets UCX; and UCX may not use the memory that the hosts share.
         self.network = {"UCX_TLS": "tcp"} if getattr(options, "network", "tcp") == "ucx" else {}
         self.hosts = Hosts(max(host_of) + 1)
         folders.add(self.folder.name)
@@ -241,7 +241,7 @@ class HostsJob(Job):
 
 
 def layout(hosts, ranks):
-    """As many ranks on each host, contiguous."""
+    """The same number of ranks on each host, contiguous."""
     return [host for host in range(hosts) for _ in range(ranks)]
 
 

@@ -104,7 +104,7 @@ def expect_same(bits, expected, what):
 
 def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), timeout=None, host_of=layout(2, 2),
            settings=None):
-    """`inject(job)` breaks it; every survivor says so within so many seconds, in an error that `expect` checks."""
+    """`inject(job)` breaks it; every survivor says so within `seconds`, in an error that `expect` checks."""
     seed = DICE.randrange(10**6)
     with HostsJob(options, host_of) as job:
         # Making a group has a deadline of its own.
@@ -140,7 +140,7 @@ def expect_error(event, classes, names):
     """Of one of the classes, and with a match of `names` before the last operations."""
     check(event.subject in classes, f"none of {classes}: {event}")
     text = event.text.split(" the last operations of rank")[0]
-    check(re.search(names, text), f"does not say who: {event}")
+    check(re.search(names, text), f"does not name the rank: {event}")
 
 
 def a_rank_that_is_killed_is_named(options):

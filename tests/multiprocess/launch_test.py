@@ -16,7 +16,7 @@ from harness import (LONG, Failed, Job, arguments, check, expect_no_growth, free
 
 
 def finish(job, ok, codes=0):
-    """Waits for the end, where `ok` workers are well and all processes have exited with `codes`."""
+    """Waits for the end, at which `ok` workers are well and all processes have exited with `codes`."""
     job.wait_for_end()
     for event in job.find("wrong"):
         raise Failed(f"{event.text}: {job.story()}")
@@ -139,7 +139,7 @@ def a_worker_that_never_starts_is_named(options):
                       {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_JOIN_TIMEOUT": "3"})
         job.all_started()
         errors = expect_error(job, "DeadlineExceededError", "rank 2", addresses[2])
-        check(len(errors) == 2, f"not everybody failed: {job.story()}")
+        check(len(errors) == 2, f"not all ranks failed: {job.story()}")
         job.expect_nothing_left()
 
 
@@ -229,7 +229,7 @@ def merged(job, files):
 
 
 def expect_aligned(spans, ranks, error):
-    """In a collective, nobody is done before all have begun."""
+    """In a collective, no rank is done before all have begun."""
     check(sorted(spans) == list(range(1, 21)), f"the operations {sorted(spans)}")
     for number, by_rank in spans.items():
         check(sorted(by_rank) == list(range(ranks)), f"operation {number} of the ranks {sorted(by_rank)}")

@@ -1,7 +1,7 @@
 // A worker whose results must have the same bits wherever the ranks are.
 //   layout_worker            this process among the workers of its job
 //   layout_worker threads N  N threads of this process
-//   layout_worker traffic OP N TIMES  only all_reduce, broadcast or all_gather of N floats, so many
+//   layout_worker traffic OP N TIMES  only all_reduce, broadcast or all_gather of N floats, TIMES
 //   times
 // Reports "bits" for every case: its name and a hash of the result. Cases of one name have the same
 // data, whichever way it is reduced, so the hashes of a name are all alike.

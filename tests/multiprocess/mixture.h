@@ -31,7 +31,7 @@ enum class Kind {
   world,  // a new group from the environment
 };
 
-// How a rank does an operation otherwise than the rest.
+// How a rank does an operation differently from the rest.
 enum class Twist { none, shape, dtype, op };
 
 struct Step {
@@ -85,7 +85,7 @@ class Mixture {
           run({.number = 0, .kind = Kind(kind), .count = kMost >> size, .root = root});
   }
 
-  // What all ranks of the group must agree on: none where it is not about all of them.
+  // What all ranks of the group must agree on; empty if it is not about all of them.
   static std::string collective(Kind kind) {
     switch (kind) {
       case Kind::all_reduce:

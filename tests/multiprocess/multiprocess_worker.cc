@@ -1,8 +1,8 @@
 // A worker that goes through a mixture of operations, and may be told to go wrong.
 //   multiprocess_worker SEED STEPS [FAULT RANK STEP [TWIST]]
 // STEPS "until": it goes on until the driver puts a file "enough" here, and then for 100 steps.
-// FAULT of RANK at STEP, or soon after where that is not possible there:
-//   throw      an exception that nobody catches
+// FAULT of RANK at STEP, or soon after if that is not possible there:
+//   throw      an exception that is not caught
 //   leave      one that main catches, which then returns 1
 //   mismatch   another shape (TWIST 1), dtype (2) or op (3) than the rest
 //   skip       leaves the operation out
@@ -34,7 +34,7 @@ struct Task {
   Twist twist = Twist::none;
 };
 
-// The first step from `task.at` on where the fault shows.
+// The first step from `task.at` on at which the fault shows.
 int64_t moment_of(const Task& task, const Mixture& mixture) {
   const auto collective = [&](int64_t step) {
     return Mixture::collective(mixture.step(step).kind);

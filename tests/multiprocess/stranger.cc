@@ -1,4 +1,4 @@
-// The coordination service by itself, and somebody who tries to join it. The token is
+// The coordination service by itself, and a stranger that tries to join it. The token is
 // TUTTI_TOKEN; the module "cluster" is at TUTTI_TEST_MODULE.
 //   stranger serve RANKS             says its address; then, for each line, how many were refused
 //   stranger join SERVICE RANK RANKS TOKEN [VERSION]   says what became of it

@@ -166,7 +166,7 @@ def strangers_at_a_service_of_its_own(options):
                              {**environment, "TUTTI_COORDINATOR": address, "TF_CONFIG": tf_config(addresses, rank)},
                              **pipes) for rank in range(RANKS)]
         computing = Computing(job, workers[0], environment)
-        check(refused() == 0, "somebody was refused before anybody came")
+        check(refused() == 0, "a worker was refused before any came")
         joins = disturb(job, computing, address)
         count = refused()
         check(count >= joins, f"{count} were refused, expected {joins}")

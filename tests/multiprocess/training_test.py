@@ -122,7 +122,7 @@ def kills_leave_no_trace(options):
             restarts += job.output(process).count("tutti run: restart")
             gone_on += job.output(process).count("going on from step")
             job.expect_nothing_left()
-    check(restarts > 0, "nobody was killed")
+    check(restarts > 0, "no worker was killed")
     return f"{options.repeat} runs, {restarts} restarts, of which {gone_on} from a checkpoint"
 
 

@@ -42,7 +42,7 @@ TEST_P(OnReplicas, AllReduceGivesEveryReplicaItsOwnCopyOnItsDevice) {
     const Tensor sum = ctx.all_reduce(ReduceOp::SUM, mine);
     EXPECT_NE(sum.const_data(), mine.const_data());
     EXPECT_EQ(mine.to_vector<float>()[0], float(ctx.local_replica_id() + 1));
-    sum.span<float>()[0] += float(ctx.local_replica_id());  // nobody else's
+    sum.span<float>()[0] += float(ctx.local_replica_id());  // its own copy
     return sum;
   });
   const float total = float(n * (n + 1) / 2);

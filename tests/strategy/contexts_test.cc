@@ -159,7 +159,7 @@ TEST_F(ScopeTest, DestroyedInTheWrongOrderLeavesNothingBehind) {
   outer.reset();
   inner.reset();
   EXPECT_FALSE(has_strategy());
-  experimental_set_strategy(nullptr);  // throws where a scope still counts as open
+  experimental_set_strategy(nullptr);  // throws if a scope still counts as open
 }
 
 TEST_F(ScopeTest, MovesToItsNewOwner) {

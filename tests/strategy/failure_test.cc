@@ -1,5 +1,5 @@
-// A replica that fails, leaves, disagrees or is late: everybody else gets an error that names it,
-// the caller gets one error, and the strategy works on.
+// A replica that fails, leaves, disagrees or is late: all others get an error that names it, the
+// caller gets one error, and the strategy works on.
 #include <atomic>
 #include <random>
 #include <stdexcept>

@@ -58,7 +58,7 @@ TEST_P(RunOn, RunsAllReplicasAtTheSameTimeOnThreadsThatItKeeps) {
     std::atomic<int> inside = 0;
     const auto threads = list(strategy.run([&] {
       ++inside;
-      while (inside < n) std::this_thread::yield();  // hangs where replicas take turns
+      while (inside < n) std::this_thread::yield();  // hangs if replicas take turns
       return std::this_thread::get_id();
     }));
     EXPECT_EQ(std::set(threads.begin(), threads.end()).size(), size_t(n));
@@ -197,7 +197,7 @@ TEST_F(Run, OfTwoStrategiesAtOnceIsLegal) {
   std::atomic<int> inside = 0;
   const auto meet = [&] {
     ++inside;
-    while (inside < 4) std::this_thread::yield();  // hangs where the runs take turns
+    while (inside < 4) std::this_thread::yield();  // hangs if the runs take turns
   };
   std::thread second([&] { other.run(meet); });
   two_.run(meet);

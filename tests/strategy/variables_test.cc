@@ -224,7 +224,7 @@ TEST_F(Variables, SynchronisedOnReadKeepWhatEachReplicaCounted) {
   EXPECT_EQ(mean.read_value().item<float>(), 3.f);
 }
 
-// C167: an assignment is shared out so that reading gives it back, also where it does not divide.
+// C167: an assignment is shared out so that reading gives it back, even if it does not divide.
 TEST_F(Variables, ThatAreSumsOfIntegersGiveBackWhatWasAssigned) {
   for (const int64_t value : {int64_t(2), int64_t(5), int64_t(-7), (int64_t(1) << 60) + 2}) {
     const Variable v = Variable::create(

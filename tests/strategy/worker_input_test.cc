@@ -1,4 +1,4 @@
-// Input on several workers: who gets what, and how it ends where some have more than others.
+// Input on several workers: which worker gets what, and how it ends if some have more than others.
 #include "group/ranks.h"
 #include "input/pipelines.h"
 #include "strategy/strategies.h"
@@ -91,7 +91,7 @@ TEST(WorkerInput, OfItsOwnTakesTurnsInABatchOfFewerRowsThanWorkers) {
       (Steps{{{0}, {}}, {{}, {0}}, {{1}, {}}, {{}, {1}}}));
 }
 
-// C206: nobody says how large batches are.
+// C206: the size of batches is not known.
 TEST(WorkerInput, OfUnknownBatchSizeIsCutAsItComes) {
   const Dataset batches =
       Dataset::range(12).batch(8).map([](const std::vector<Tensor>& x) { return x; });

@@ -9,7 +9,7 @@
 
 namespace tutti::testing {
 
-// The text of the error E that `f` throws; a failure where it throws something else or nothing.
+// The text of the error E that `f` throws; a failure if it throws something else or nothing.
 template <class E, class F>
 std::string error_of(F&& f) {
   try {

@@ -27,7 +27,7 @@ using device::Stream;
 using kernels::Reduction;
 
 constexpr size_t kCardBytes = size_t(1) << 30;
-constexpr size_t kGap = 256;  // behind every block, to see who writes past its end
+constexpr size_t kGap = 256;  // behind every block, to notice writes past its end
 constexpr size_t kAlignment = 256;
 constexpr int kRubbish = 0xa5, kGuard = 0xc7;
 constexpr size_t kMostRubbish = 4 << 20;  // at either end of a fresh block
@@ -55,7 +55,7 @@ class CardMemory {
     return at >= outside_ && at < outside_ + kCardBytes;
   }
 
-  // Where the bytes at `address` can be touched. They must lie in one block.
+  // The memory behind `address` that can be touched. The bytes must lie in one block.
   std::byte* inside(const void* address, size_t bytes) const {
     const size_t at = offset(address);
     auto block = blocks_.upper_bound(at);
@@ -67,7 +67,7 @@ class CardMemory {
     return inside_ + at;
   }
 
-  // Null where no memory is left.
+  // Null if no memory is left.
   void* take(size_t bytes) {
     const size_t needed = (bytes + kGap + kAlignment - 1) / kAlignment * kAlignment;
     for (auto hole = free_.begin(); hole != free_.end(); ++hole) {

@@ -2,7 +2,7 @@
 //
 // The addresses it hands out cannot be touched: the host that reads or writes them crashes, as it
 // would on a machine with a real card. The work is done by the host's kernels, on another mapping
-// of the same memory. It is put into one queue per stream and left there until somebody waits for
+// of the same memory. It is put into one queue per stream and left there until a thread waits for
 // it, so what is not ordered happens in another order than that of the calls. Fresh memory is
 // filled with rubbish, and what touches memory that is freed, on another card or past the end of a
 // block ends the program with a line that says so.

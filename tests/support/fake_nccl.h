@@ -21,7 +21,7 @@ namespace tutti::testing {
 
 class FakeRuntime : public device::GpuRuntime {
  public:
-  // Where not empty, what the cards are told apart by.
+  // If not empty, what the cards are told apart by.
   std::vector<std::string> identities;
   // Nothing happens on these cards any more; or what is launched begins and never ends.
   std::set<int> late;
@@ -39,7 +39,7 @@ class FakeRuntime : public device::GpuRuntime {
   device::Stream make_stream(int) override { return this; }
   void synchronize(int, device::Stream) override {}
   bool finished(int, device::Stream) override { return true; }
-  // Whoever watches a launch records before and after it.
+  // A watcher of a launch records before and after it.
   device::Event record(int card, device::Stream) override {
     std::lock_guard lock(mutex_);
     ++events;
@@ -138,7 +138,7 @@ struct FakeCall {
   device::Stream stream = nullptr;
   int card = -1;
 
-  // Through the card's own copies: nobody else may be able to touch its memory.
+  // Goes through the card's own copies: other code may not be able to touch its memory.
   std::vector<std::byte> fetch(size_t bytes) const {
     std::vector<std::byte> host(bytes);
     device::GpuRuntime& runtime = *FakeNccl::instance().runtime;
@@ -260,7 +260,7 @@ class FakeClique {
 
 class FakeCommunicator : public group::NcclCommunicator {
  public:
-  // `recorded`: where one thread speaks for all.
+  // `recorded`: one thread speaks for all.
   FakeCommunicator(std::shared_ptr<FakeClique> clique, int rank, int card, bool recorded)
       : clique_(std::move(clique)), rank_(size_t(rank)), card_(card), recorded_(recorded) {
     ++nccl.opened;

@@ -11,7 +11,7 @@
 namespace tutti::testing {
 
 struct ProgramResult {
-  int status;  // as the shell sees it: 128 + n where signal n ended it
+  int status;  // as the shell sees it: 128 + n if signal n ended it
   std::string output;
 };
 

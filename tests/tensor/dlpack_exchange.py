@@ -1,4 +1,4 @@
-"""Exchanges tensors between Tutti and NumPy, and PyTorch where it can be imported, over DLPack.
+"""Exchanges tensors between Tutti and NumPy, and PyTorch if it can be imported, over DLPack.
 
 Usage: dlpack_exchange.py libdlpack_exchange_helper.so
 

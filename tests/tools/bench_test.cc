@@ -104,7 +104,7 @@ TEST(Bench, ExplainsEveryOption) {
     if (!lines[i].starts_with("  -")) continue;
     ++options;
     const std::string next = i + 1 < lines.size() ? lines[i + 1] : "";
-    const bool below = next.starts_with("          ");  // where the option itself is long
+    const bool below = next.starts_with("          ");  // if the option itself is long
     EXPECT_TRUE(below || lines[i].find("  ", 4) != std::string::npos) << lines[i];
   }
   EXPECT_EQ(options, 15) << tool.out();

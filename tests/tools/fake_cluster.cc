@@ -1,4 +1,4 @@
-// A coordination service that nobody can join. It writes down what it was told and when it ended,
+// A coordination service that cannot be joined. It writes down what it was told and when it ended,
 // in the file that TEST_SERVICE_LOG names.
 #include <cstdlib>
 #include <fstream>

@@ -24,7 +24,7 @@ class Hosts : public ::testing::Test {
   void SetUp() override {
     if (group::outside_address("").empty())
       GTEST_SKIP() << "no network interface but loopback is up";
-    setenv("RES_OPTIONS", "timeout:1 attempts:1", 1);  // nobody knows a and b
+    setenv("RES_OPTIONS", "timeout:1 attempts:1", 1);  // the hosts a and b do not exist
     // Like ssh: another session, another folder, and nothing of our environment.
     write_script("ssh",
                  "while [ \"${1#-}\" != \"$1\" ]; do [ \"$1\" = -o ] && shift; shift; done\n"

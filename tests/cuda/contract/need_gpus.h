@@ -1,4 +1,4 @@
-// Where there is no GPU the contract programs for GPUs have nothing to show.
+// Without a GPU, the contract programs for GPUs have nothing to show.
 #pragma once
 #include <tutti/tutti.h>
 
