@@ -31,7 +31,7 @@ def pings(_):
 
 
 def headers(number):
-    """Of one request that never ends: the first part, and then continuations."""
+    """The headers of one request that never ends: the first part, and then continuations."""
     literal = b"\0\x05x-big\x7f\x81\x7c" + b"x" * 16000
     if number == 0:
         return frame(1, 0, 1, b"\x83\x86\x84" + literal)

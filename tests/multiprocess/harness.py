@@ -153,7 +153,7 @@ class Job:
         return os.path.join(self.build, "tests", "multiprocess", name)
 
     def start(self, command, environment=None, **options):
-        """Their output goes to a file, to be read at the end."""
+        """Starts a process. Its output goes to a file, to be read at the end."""
         inherited = {name: value for name, value in os.environ.items()
                      if not name.startswith("TUTTI_") or name == "TUTTI_MODULE_PATH"}
         inherited.pop("TF_CONFIG", None)
@@ -227,7 +227,7 @@ class Job:
                 raise Failed(f"process {process.pid} does not end: {self.story()}")
 
     def pause(self, seconds):
-        """Lets time pass: the random moment of a fault."""
+        """Lets time pass, until the random moment of a fault."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if not self.hear(until - time.monotonic()) and self.ended:
@@ -245,7 +245,7 @@ class Job:
         return "\n    ".join([""] + [repr(event) for event in self.events[-20:]] + outputs.splitlines())
 
     def expect_nothing_left(self):
-        """No process, no file but the records, nothing in /dev/shm."""
+        """Expects no process, no file but the records, and nothing in /dev/shm."""
         left = self.pids() & set(marked_processes())
         check(not left, f"processes are left: {left}")
         for pid in self.pids():
@@ -261,7 +261,7 @@ class Job:
 
 
 def expect_no_growth(job, workers, kilobytes):
-    """From the usage that the workers reported as "before" to that of "after". None: of descriptors only."""
+    """Compares the usage that the workers reported as "before" and "after". `kilobytes` None: descriptors only."""
     after = {event.rank: event for event in job.find("after")}
     check(len(after) == workers, f"not all said what they use: {job.story()}")
     grown = 0

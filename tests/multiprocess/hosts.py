@@ -67,7 +67,7 @@ def obstacle():
 
 
 def limit(seconds):
-    """As that of the harness, and removes the hosts."""
+    """The limit of the harness, which here also removes the hosts."""
     harness.limit(seconds + 30)
 
     def give_up(code):
@@ -156,7 +156,7 @@ class Hosts:
         command("ip", "-n", self.bridge, "link", "set", f"port{host}", "up")
 
     def shut(self, host):
-        """As cut, but the host knows."""
+        """The same as cut, but the host notices it."""
         command("ip", "-n", self.names[host], "link", "set", "eth0", "down")
 
     def open(self, host):
@@ -186,7 +186,7 @@ class Hosts:
         return int(re.search(r"counter packets (\d+)", rules)[1])
 
     def limit_rate(self, host, rate, burst="1mb"):
-        """What leaves the host, and again for another rate: nothing is dropped on the way."""
+        """Limits what leaves the host; a second call sets another rate. Nothing is dropped on the way."""
         command("tc", "-n", self.names[host], "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst",
                 burst, "limit", "100mb")
 
@@ -229,7 +229,7 @@ class HostsJob(Job):
         return {rank for rank, on in enumerate(self.host_of) if on == host}
 
     def expect_all_well(self):
-        """All ranks come to their end, with exact results."""
+        """Expects all ranks to come to their end, with exact results."""
         self.wait_for_end()
         for event in self.find("wrong") + self.find("error"):
             raise harness.Failed(f"{event}: {self.story()}")

@@ -137,7 +137,7 @@ def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), time
 
 
 def expect_error(event, classes, names):
-    """Of one of the classes, and with a match of `names` before the last operations."""
+    """Expects an error of one of the classes, with a match of `names` before the last operations."""
     check(event.subject in classes, f"none of {classes}: {event}")
     text = event.text.split(" the last operations of rank")[0]
     check(re.search(names, text), f"does not name the rank: {event}")

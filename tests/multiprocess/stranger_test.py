@@ -80,7 +80,7 @@ def giant(address):
 
 
 def half_open(address):
-    """They stay as long as the caller keeps them."""
+    """Connections that say nothing; they stay as long as the caller keeps them."""
     return [connect(address) for _ in range(100)]
 
 
@@ -247,7 +247,7 @@ def attacked_environment(options):
 
 
 def attackers_at_a_service_of_its_own(options):
-    """Also while the workers join."""
+    """The attackers are there before the workers join."""
     with Job(options, 120) as job:
         environment = attacked_environment(options)
         pipes = {"stdin": subprocess.PIPE, "text": True}
@@ -276,7 +276,7 @@ def attackers_at_a_service_of_its_own(options):
 
 
 def attackers_at_the_chief(options):
-    """Which has few descriptors, and writes a checkpoint meanwhile."""
+    """The chief has few descriptors, and writes a checkpoint meanwhile."""
     with Job(options, 120) as job:
         environment = attacked_environment(options)
         addresses = free_addresses(RANKS)
@@ -309,7 +309,7 @@ def attackers_at_the_chief(options):
 
 
 def refused_workers_are_reported_by_the_chief(options):
-    """At once in its log, and in the error if the right ones do not come."""
+    """The chief logs them at once, and its error names them if the right ones do not come."""
     with Job(options) as job:
         environment = {"TUTTI_TOKEN": TOKEN, "TUTTI_TEST_MODULE": module(options),
                        "TUTTI_JOIN_TIMEOUT": "15" if options.sanitized else "4"}

@@ -67,7 +67,7 @@ def send(job, pids, number):
 
 
 def a_job_survives_ctrl_z(options):
-    """SIGTSTP to `tutti run`, which passes it on."""
+    """`tutti run` gets SIGTSTP and passes it on."""
 
     def suspend(job):
         os.kill(job.launcher.pid, signal.SIGTSTP)
