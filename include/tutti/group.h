@@ -5,24 +5,25 @@
 //
 // A buffer is any contiguous range of a known element type (std::vector<float>, std::span<int>,
 // ...) or a Tensor, in host memory or on a GPU. All ranks call the same collectives in the same
-// order, with the same element type and number of elements; where they do not, every rank gets an
+// order, with the same element type and number of elements; if they do not, every rank gets an
 // InvalidArgumentError with both sides in it. Every wait has a deadline
 // (CommunicationOptions::timeout, TUTTI_TIMEOUT). The first error is the last: every rank gets it,
 // in the call it is in and in every later one.
 //
 // Sums have the same bits whatever the number of elements, the backend, or the place of a rank: the
-// tree over ranks that ReduceOp describes. NCCL, which moves what is on GPUs where every rank has
-// one of its own, adds floats in another order: CommunicationImplementation::RING does without it.
+// tree over ranks that ReduceOp describes. NCCL, which moves data on GPUs if every rank has one of
+// its own, adds floats in another order: CommunicationImplementation::RING does without it.
 //
 // On GPUs a call returns when its part is enqueued on this thread's stream, once all ranks have
 // called it. What goes wrong later fails the group, and is thrown by the next copy to the host.
 #pragma once
 
+#include <tutti/detail/group_call.h>
 #include <tutti/reduce_op.h>
 #include <tutti/tensor.h>
+#include <tutti/work.h>
 
 #include <memory>
-#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,98 +33,6 @@
 #pragma GCC visibility push(default)
 
 namespace tutti {
-
-namespace detail {
-
-enum class Collective : uint8_t {
-  barrier,
-  all_reduce,
-  reduce,
-  broadcast,
-  all_gather,
-  reduce_scatter,
-  all_to_all,
-  gather,
-  scatter,
-  send,
-  recv,
-  split,
-};
-
-// Where elements lie. `tensor` is set where they came as one: the caller's handle.
-struct Memory {
-  void* data = nullptr;
-  int64_t count = 0;
-  DType dtype = DType::float32;
-  const Tensor* tensor = nullptr;
-};
-
-template <class B>
-concept Range = std::ranges::contiguous_range<B> && std::ranges::sized_range<B> &&
-    Element<std::remove_reference_t<std::ranges::range_reference_t<B>>>;
-template <class B>
-concept Readable = Range<B> || std::same_as<std::remove_cvref_t<B>, Tensor>;
-template <class B>
-concept Writable = std::same_as<std::remove_cvref_t<B>, Tensor> ||
-    (Range<B> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<B>>>);
-
-// What an operation in the background may work on: a temporary range would be gone too soon.
-template <class B>
-concept Lasting = std::same_as<std::remove_cvref_t<B>, Tensor> || std::ranges::borrowed_range<B>;
-template <class B>
-concept LastingReadable = Readable<B> && Lasting<B>;
-template <class B>
-concept LastingWritable = Writable<B> && Lasting<B>;
-
-Memory read(const Tensor& tensor);   // InvalidArgumentError: holds nothing
-Memory write(const Tensor& tensor);  // also: read-only
-template <Range B>
-Memory read(const B& buffer) {
-  return {const_cast<void*>(static_cast<const void*>(std::ranges::data(buffer))),
-          int64_t(std::ranges::size(buffer)), dtype_of<std::ranges::range_value_t<B>>::value};
-}
-template <Range B>
-Memory write(B&& buffer) {
-  return {static_cast<void*>(std::ranges::data(buffer)), int64_t(std::ranges::size(buffer)),
-          dtype_of<std::ranges::range_value_t<B>>::value};
-}
-
-struct GroupCall {
-  Collective kind;
-  Memory in, out;
-  ReduceOp op = ReduceOp::SUM;
-  int root = -1;  // or the peer of send and recv
-  int64_t tag = 0;
-};
-
-inline GroupCall call(Collective kind, const Memory& in, const Memory& out,
-                      ReduceOp op = ReduceOp::SUM, int root = -1, int64_t tag = 0) {
-  return {kind, in, out, op, root, tag};
-}
-inline GroupCall in_place(Collective kind, const Memory& data, ReduceOp op, int root = -1) {
-  return {kind, data, data, op, root};
-}
-
-class GroupImpl;
-struct GroupAccess;
-
-}  // namespace detail
-
-// An operation that goes on in the background. A value; copies stand for the same operation.
-class Work {
- public:
-  Work() = default;
-  // Returns when the operation is done; on GPUs, what this thread enqueues from here on comes after
-  // it. Throws its error, every time it is asked.
-  void wait();
-  bool done() const;
-
- private:
-  friend class detail::GroupImpl;
-  struct State;
-  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  std::shared_ptr<State> state_;
-};
 
 // A rank's membership in a group. A value; copies stand for the same membership. Safe to use from
 // several threads, if the order of operations is the same on all ranks. Destroying the last copy
@@ -161,12 +70,11 @@ class Group {
   // Each element becomes the combination of that element on all ranks.
   template <detail::Writable B>
   void all_reduce(B&& data, ReduceOp op, const Options& options = {}) const {
-    run(detail::in_place(detail::Collective::all_reduce, detail::write(data), op), options);
+    run(detail::in_place(Kind::all_reduce, data, op), options);
   }
   template <detail::Readable In, detail::Writable Out>
   void all_reduce(const In& in, Out&& out, ReduceOp op, const Options& options = {}) const {
-    run(detail::call(detail::Collective::all_reduce, detail::read(in), detail::write(out), op),
-        options);
+    run(detail::call(Kind::all_reduce, in, out, op), options);
   }
   // A list of tensors, of any dtypes and shapes, as one operation.
   void all_reduce(std::span<const Tensor> tensors, ReduceOp op, const Options& options = {}) const;
@@ -174,28 +82,25 @@ class Group {
   // As all_reduce, for `root` alone; the data of the others stays as it is.
   template <detail::Writable B>
   void reduce(B&& data, ReduceOp op, int root, const Options& options = {}) const {
-    run(detail::in_place(detail::Collective::reduce, detail::write(data), op, root), options);
+    run(detail::in_place(Kind::reduce, data, op, root), options);
   }
   template <detail::Readable In, detail::Writable Out>
   void reduce(const In& in, Out&& out, ReduceOp op, int root, const Options& options = {}) const {
-    run(detail::call(detail::Collective::reduce, detail::read(in), detail::write(out), op, root),
-        options);
+    run(detail::call(Kind::reduce, in, out, op, root), options);
   }
 
-  // The data of `root` for everybody.
+  // All ranks get the data of `root`.
   template <detail::Writable B>
   void broadcast(B&& data, int root, const Options& options = {}) const {
-    run(detail::in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
-        options);
+    run(detail::in_place(Kind::broadcast, data, ReduceOp::SUM, root), options);
   }
 
   // `out` holds what all ranks have, in rank order: size() times as many elements as `in`.
   template <detail::Readable In, detail::Writable Out>
   void all_gather(const In& in, Out&& out, const Options& options = {}) const {
-    run(detail::call(detail::Collective::all_gather, detail::read(in), detail::write(out)),
-        options);
+    run(detail::call(Kind::all_gather, in, out), options);
   }
-  // The same where ranks have different numbers of elements.
+  // The same if ranks have different numbers of elements.
   template <detail::Range In>
   auto all_gather_uneven(const In& in, const Options& options = {}) const {
     const std::vector<int64_t> counts = gather_counts(detail::read(in), options);
@@ -209,83 +114,67 @@ class Group {
   // `in` has a part for each rank; rank r gets the combination of all parts r.
   template <detail::Readable In, detail::Writable Out>
   void reduce_scatter(const In& in, Out&& out, ReduceOp op, const Options& options = {}) const {
-    run(detail::call(detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op),
-        options);
+    run(detail::call(Kind::reduce_scatter, in, out, op), options);
   }
 
   // `in` has a part for each rank; `out` gets a part from each rank.
   template <detail::Readable In, detail::Writable Out>
   void all_to_all(const In& in, Out&& out, const Options& options = {}) const {
-    run(detail::call(detail::Collective::all_to_all, detail::read(in), detail::write(out)),
-        options);
+    run(detail::call(Kind::all_to_all, in, out), options);
   }
 
   // `out` matters on `root` only, and `in` of scatter too.
   template <detail::Readable In, detail::Writable Out>
   void gather(const In& in, Out&& out, int root, const Options& options = {}) const {
-    run(detail::call(detail::Collective::gather, detail::read(in), detail::write(out),
-                     ReduceOp::SUM, root),
-        options);
+    run(detail::call(Kind::gather, in, out, ReduceOp::SUM, root), options);
   }
   template <detail::Readable In, detail::Writable Out>
   void scatter(const In& in, Out&& out, int root, const Options& options = {}) const {
-    run(detail::call(detail::Collective::scatter, detail::read(in), detail::write(out),
-                     ReduceOp::SUM, root),
-        options);
+    run(detail::call(Kind::scatter, in, out, ReduceOp::SUM, root), options);
   }
 
   // Returns when all ranks have called it.
-  void barrier(const Options& options = {}) const {
-    run(detail::call(detail::Collective::barrier, {}, {}), options);
-  }
+  void barrier(const Options& options = {}) const { run({Kind::barrier, {}, {}}, options); }
 
   // From one rank to another. Messages with the same tag arrive in order. A send may return before
   // the message is received, or wait for that.
   template <detail::Readable In>
   void send(const In& in, int peer, int64_t tag = 0, const Options& options = {}) const {
-    run(detail::call(detail::Collective::send, detail::read(in), {}, ReduceOp::SUM, peer, tag),
-        options);
+    run({Kind::send, detail::read(in), {}, ReduceOp::SUM, peer, tag}, options);
   }
   template <detail::Writable Out>
   void recv(Out&& out, int peer, int64_t tag = 0, const Options& options = {}) const {
-    run(detail::call(detail::Collective::recv, {}, detail::write(out), ReduceOp::SUM, peer, tag),
-        options);
+    run({Kind::recv, {}, detail::write(out), ReduceOp::SUM, peer, tag}, options);
   }
 
   // In the background. The buffers belong to the operation until wait returns. Operations of one
   // group keep their order, asynchronous or not.
   template <detail::LastingWritable B>
   Work all_reduce_async(B&& data, ReduceOp op, const Options& options = {}) const {
-    return start(detail::in_place(detail::Collective::all_reduce, detail::write(data), op),
-                 options);
+    return start(detail::in_place(Kind::all_reduce, data, op), options);
   }
   Work all_reduce_async(std::span<const Tensor> tensors, ReduceOp op,
                         const Options& options = {}) const;
   template <detail::LastingWritable B>
   Work broadcast_async(B&& data, int root, const Options& options = {}) const {
-    return start(
-        detail::in_place(detail::Collective::broadcast, detail::write(data), ReduceOp::SUM, root),
-        options);
+    return start(detail::in_place(Kind::broadcast, data, ReduceOp::SUM, root), options);
   }
   template <detail::LastingReadable In, detail::LastingWritable Out>
   Work all_gather_async(In&& in, Out&& out, const Options& options = {}) const {
-    return start(detail::call(detail::Collective::all_gather, detail::read(in), detail::write(out)),
-                 options);
+    return start(detail::call(Kind::all_gather, in, out), options);
   }
   template <detail::LastingReadable In, detail::LastingWritable Out>
   Work reduce_scatter_async(In&& in, Out&& out, ReduceOp op, const Options& options = {}) const {
-    return start(
-        detail::call(detail::Collective::reduce_scatter, detail::read(in), detail::write(out), op),
-        options);
+    return start(detail::call(Kind::reduce_scatter, in, out, op), options);
   }
   template <detail::LastingReadable In, detail::LastingWritable Out>
   Work all_to_all_async(In&& in, Out&& out, const Options& options = {}) const {
-    return start(detail::call(detail::Collective::all_to_all, detail::read(in), detail::write(out)),
-                 options);
+    return start(detail::call(Kind::all_to_all, in, out), options);
   }
 
  private:
   friend struct detail::GroupAccess;
+  using Kind = detail::Collective;
   explicit Group(std::shared_ptr<detail::GroupImpl> impl) : impl_(std::move(impl)) {}
 
   static size_t total(const std::vector<int64_t>& counts);

@@ -27,3 +27,4 @@
 #include <tutti/values.h>
 #include <tutti/variable.h>
 #include <tutti/version.h>
+#include <tutti/work.h>

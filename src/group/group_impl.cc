@@ -543,7 +543,7 @@ void GroupImpl::work_off_queue() {
         error = {ErrorCode::internal, e.what()};
       }
     }
-    next.operation = nullptr;  // and its tensors, before somebody else may be done with them
+    next.operation = nullptr;  // and its tensors, before a waiting thread goes on
     pending_.fetch_sub(1, std::memory_order_release);
     {
       std::lock_guard state_lock(next.state->mutex);

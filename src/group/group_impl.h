@@ -14,6 +14,7 @@
 
 #include "base/fork.h"
 #include "base/settings.h"
+#include "cluster/membership.h"
 #include "device/gpu.h"
 #include "gpu/gpu_collectives.h"
 #include "group/core/backend.h"
@@ -130,4 +131,11 @@ struct GroupAccess {
 };
 
 }  // namespace detail
+
+namespace group {
+
+// A new group of all workers of a job, or without one of this process alone; see join.
+Group join_group(const std::optional<cluster::Membership>& membership, const std::string& purpose);
+
+}  // namespace group
 }  // namespace tutti

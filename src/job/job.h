@@ -20,9 +20,6 @@ struct JobGroup {
 // `purpose` must be the same on all workers, since groups are told apart by their order only.
 JobGroup join(const std::optional<cluster::Membership>& membership, const std::string& purpose);
 
-// The same, as what users get.
-Group join_group(const std::optional<cluster::Membership>& membership, const std::string& purpose);
-
 // What a forked child is told that uses its parent's groups.
 constexpr std::string_view kForkedChild =
     "this process was forked from one that takes part in a job, and takes no part itself: start "

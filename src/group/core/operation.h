@@ -1,7 +1,7 @@
 // One operation of a group: what ranks must agree on, and the memory it works on.
 #pragma once
 
-#include <tutti/group.h>
+#include <tutti/detail/group_call.h>
 
 #include <array>
 #include <chrono>

@@ -1,0 +1,33 @@
+// Work: an operation of a group that goes on in the background.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+namespace tutti::detail {
+class GroupImpl;
+}
+
+#pragma GCC visibility push(default)
+
+namespace tutti {
+
+// A value; copies stand for the same operation.
+class Work {
+ public:
+  Work() = default;
+  // Returns when the operation is done; on GPUs, what this thread enqueues from here on comes after
+  // it. Throws its error, every time it is asked.
+  void wait();
+  bool done() const;
+
+ private:
+  friend class detail::GroupImpl;
+  struct State;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace tutti
+
+#pragma GCC visibility pop
