@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
+namespace tutti::detail {
+class Workers;
+}
+
 #pragma GCC visibility push(default)
 
 namespace tutti {
-
-namespace detail {
-class Workers;
-}
 
 // The variables by their names, which must differ. Mirrored variables are saved once; those
 // synchronised on read as what reading gives. In cross-replica context.
@@ -27,8 +27,8 @@ void save_variables(const std::string& path, const std::vector<Variable>& variab
                     const std::map<std::string, std::string>& metadata = {});
 
 // Assigns every variable from the file, and returns its metadata. First everything is checked:
-// after an error all variables are as they were. NotFoundError where a variable is not in the file,
-// InvalidArgumentError where dtype or shape differ.
+// after an error all variables are as they were. NotFoundError if a variable is not in the file,
+// InvalidArgumentError if dtype or shape differ.
 std::map<std::string, std::string> load_variables(const std::string& path,
                                                   const std::vector<Variable>& variables);
 
@@ -42,7 +42,7 @@ std::map<std::string, std::string> load_variables(const std::string& path,
 //   }
 class Checkpoint {
  public:
-  // `folder` is made where it is not there. The variables are of one strategy. The inputs must
+  // `folder` is made if it is not there. The variables are of one strategy. The inputs must
   // outlive this object, and have been started. After a save the `keep` newest files up to that
   // step are left. InvalidArgumentError for no variables, and for names that begin with "tutti.".
   Checkpoint(std::string folder, std::vector<Variable> variables,
@@ -68,7 +68,7 @@ class Checkpoint {
  private:
   std::string path_of(int64_t step) const;
   void put_aside(int64_t step) const;
-  void restore_inputs(const detail::Workers* workers, const std::map<std::string, Tensor>& tensors);
+  void restore_inputs(const detail::Workers& workers, const std::map<std::string, Tensor>& tensors);
   void check_inputs(const std::string& path, const std::map<std::string, Tensor>& tensors,
                     size_t workers) const;
 

@@ -17,19 +17,19 @@
 #include <optional>
 #include <string>
 
+namespace tutti::detail {
+struct Roster;
+}
+
 #pragma GCC visibility push(default)
 
 namespace tutti {
-
-namespace detail {
-struct Roster;
-}
 
 struct CollectiveAllReduceOptions {
   // A replica on each; 0: on CPUs. Worker r of a host takes GPUs r * n to r * n + n - 1, modulo
   // those that it sees.
   int num_gpus_per_worker = 0;
-  int cpu_devices_per_worker = 1;           // logical CPU devices, where there are no GPUs
+  int cpu_devices_per_worker = 1;           // logical CPU devices, if there are no GPUs
   CommunicationOptions communication = {};  // for calls that do not set their own
 };
 
@@ -53,7 +53,7 @@ struct ConfigureOptions {
 // the others get an AbortedError that names the worker and its replica.
 class CollectiveAllReduceStrategy : public Strategy {
  public:
-  // Returns when all workers have come. InvalidArgumentError where devices are not there;
+  // Returns when all workers have come. InvalidArgumentError if devices are not there;
   // DeadlineExceededError naming the workers that did not come within TUTTI_JOIN_TIMEOUT.
   explicit CollectiveAllReduceStrategy(int num_gpus_per_worker = 0);
   explicit CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options);
@@ -63,14 +63,14 @@ class CollectiveAllReduceStrategy : public Strategy {
   ~CollectiveAllReduceStrategy() override;
 
   // Makes the tasks of a cluster the workers. InvalidArgumentError, which leaves the strategy as it
-  // was, where the task is not in the cluster; FailedPreconditionError where variables were made.
+  // was, if the task is not in the cluster; FailedPreconditionError if variables were made.
   void configure(const ConfigureOptions& options);
 
   // A strategy of its own with the same devices, options and workers, and without variables. All
   // workers make it.
   std::unique_ptr<CollectiveAllReduceStrategy> clone() const;
 
-  // initialize waits for all workers, and joins them where finalize has left. finalize waits for
+  // initialize waits for all workers, and joins them if finalize has left. finalize waits for
   // all, too; what concerns all workers is a FailedPreconditionError from then on. Neither of them,
   // nor configure, may be called beside other methods.
   void experimental_initialize() override;
@@ -79,7 +79,7 @@ class CollectiveAllReduceStrategy : public Strategy {
   ConfigProto update_config_proto(const ConfigProto& config) const override;
 
   // Throws what is known to be wrong with a task, or with any: workers are watched all the time,
-  // also while the program computes. UnavailableError where it is lost. InvalidArgumentError for a
+  // also while the program computes. UnavailableError if it is lost. InvalidArgumentError for a
   // task that is no worker of the job.
   void check_health(const std::string& task_type, int task_id) const;
   void check_health() const;

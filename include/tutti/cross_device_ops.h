@@ -5,6 +5,7 @@
 #pragma once
 
 #include <tutti/destinations.h>
+#include <tutti/detail/reducible.h>
 #include <tutti/reduce_op.h>
 #include <tutti/values.h>
 
@@ -19,39 +20,6 @@
 
 namespace tutti {
 
-namespace detail {
-
-// What can be reduced, and what comes out: the component type.
-template <class V>
-struct Reducible {};
-template <class V>
-requires IsValue<V>
-struct Reducible<V> {
-  using Component = V;
-};
-template <class V>
-requires IsValue<V>
-struct Reducible<PerReplica<V>> {
-  using Component = V;
-};
-template <class V>
-requires IsValue<V>
-struct Reducible<Mirrored<V>> {
-  using Component = V;
-};
-
-template <class V>
-Mirrored<V> as(Mirrored<Value> values) {
-  if constexpr (std::is_same_v<V, Tensor>)
-    return values.map(&Value::tensor);
-  else if constexpr (std::is_same_v<V, IndexedSlices>)
-    return values.map(&Value::slices);
-  else
-    return values;
-}
-
-}  // namespace detail
-
 using ValueDestinationPair = std::pair<PerReplica<Value>, Destinations>;
 
 // Base class of the algorithms. Callers use reduce, batch_reduce, broadcast and gather, which check
@@ -64,8 +32,8 @@ using ValueDestinationPair = std::pair<PerReplica<Value>, Destinations>;
 //
 // Errors: InvalidArgumentError for a value without replicas, for components that differ in shape or
 // dtype, for an operation that the dtype lacks, and for options out of range;
-// FailedPreconditionError inside a replica function, where ReplicaContext::all_reduce and
-// merge_call are the way.
+// FailedPreconditionError inside a replica function: use ReplicaContext::all_reduce and merge_call
+// there.
 //
 // Thread safety: all methods may be called from several threads at once.
 class CrossDeviceOps {
@@ -75,7 +43,7 @@ class CrossDeviceOps {
   // Combines the components of `value` and puts the result on every destination. To all-reduce,
   // pass the value as the destinations too. A single Tensor counts as one replica. A Mirrored is
   // its own MEAN, MIN and MAX; its SUM and PROD are an InvalidArgumentError. IndexedSlices have SUM
-  // and MEAN: they are concatenated in replica order, or made dense where another component is.
+  // and MEAN: they are concatenated in replica order, or made dense if another component is.
   template <class V>
   Mirrored<typename detail::Reducible<V>::Component> reduce(
       ReduceOp op, const V& value, const Destinations& destinations,
@@ -135,7 +103,7 @@ class CrossDeviceOps {
 
   // Whether components of other processes take part. If so, one component alone is work, too.
   virtual bool spans_processes() const { return false; }
-  // What counts where a call's options do not set it.
+  // Taken for what the options of a call do not set.
   virtual CommunicationOptions default_options() const { return {}; }
 
  private:
@@ -175,7 +143,7 @@ class ReductionToOneDevice : public CrossDeviceOps {
   AccumulationFn accumulation_fn_;
 };
 
-// Reduction by all-reduce. A batch is repacked before it travels: into `num_packs` packs where that
+// Reduction by all-reduce. A batch is repacked before it travels: into `num_packs` packs if that
 // is not zero, else tensors smaller than `agg_small_grads_max_bytes` into groups of at most
 // `agg_small_grads_max_group`. Devices that share memory need no packing, and none is done.
 class AllReduceCrossDeviceOps : public CrossDeviceOps {

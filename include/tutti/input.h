@@ -8,15 +8,17 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
+
+namespace tutti::detail {
+class InputSource;
+}
 
 #pragma GCC visibility push(default)
 
 namespace tutti {
 
 class Group;
-class ReplicaContext;
 
 enum class InputReplicationMode { PER_WORKER, PER_REPLICA };
 
@@ -35,7 +37,7 @@ class InputContext {
   int num_input_pipelines() const { return num_input_pipelines_; }
   int input_pipeline_id() const { return input_pipeline_id_; }
   int num_replicas_in_sync() const { return num_replicas_in_sync_; }
-  // InvalidArgumentError where it does not divide.
+  // InvalidArgumentError if it does not divide.
   int64_t get_per_replica_batch_size(int64_t global_batch_size) const;
   std::string to_string() const;
 
@@ -52,10 +54,6 @@ struct InputOptions {
 
 // One entry per component of an element.
 using DistributedElement = std::vector<PerReplica<Tensor>>;
-
-namespace detail {
-class InputSource;
-}
 
 // Deals the elements of one or more datasets to the replicas of this process, on their devices. For
 // one thread at a time.
@@ -87,7 +85,7 @@ class InputIterator {
   explicit InputIterator(std::shared_ptr<const detail::InputSource> source);
   struct Run;
   std::shared_ptr<const detail::InputSource> source_;
-  std::unique_ptr<Group> group_;  // of the workers, where each has data of its own
+  std::unique_ptr<Group> group_;  // of the workers, if each has data of its own
   std::unique_ptr<Run> run_;
 };
 
@@ -120,59 +118,6 @@ class DistributedDataset {
       : source_(std::move(source)) {}
   std::shared_ptr<const detail::InputSource> source_;
 };
-
-namespace detail {
-
-// The components of an element, per replica, as one list per replica.
-PerReplica<std::vector<Tensor>> transpose(const DistributedElement& element);
-[[noreturn]] void throw_arity(size_t parameters, size_t components);
-
-// fn(context, arguments...), or fn(arguments...) if it takes no context.
-template <class F, class... Args>
-constexpr bool takes =
-    std::is_invocable_v<F&, ReplicaContext&, Args...> || std::is_invocable_v<F&, Args...>;
-template <class F, class... Args>
-decltype(auto) call(F& fn, ReplicaContext& context, const Args&... args) {
-  if constexpr (std::is_invocable_v<F&, ReplicaContext&, const Args&...>)
-    return fn(context, args...);
-  else
-    return fn(args...);
-}
-
-// How many tensors fn takes, a context aside; 0 if it does not take tensors.
-template <class F, class... Tensors>
-constexpr size_t arity() {
-  if constexpr (sizeof...(Tensors) > 16)
-    return 0;
-  else if constexpr (takes<F, const Tensor&, Tensors...>)
-    return sizeof...(Tensors) + 1;
-  else
-    return arity<F, Tensors..., const Tensor&>();
-}
-
-// fn of a context and tensors as a function of the context and one list; a function that takes the
-// list is left as it is.
-template <class F>
-auto unpacking(F&& fn) {
-  return [&fn](ReplicaContext& context, const std::vector<Tensor>& parts) -> decltype(auto) {
-    constexpr bool takes_list = takes<F, const std::vector<Tensor>&>;
-    constexpr size_t n = arity<F>();
-    static_assert(takes_list || n > 0,
-                  "run: the function must take the components of the element as Tensors, or one "
-                  "std::vector<Tensor>, and may take a ReplicaContext& before them");
-    if constexpr (takes_list) {
-      return call(fn, context, parts);
-    } else if constexpr (n > 0) {
-      if (parts.size() != n) throw_arity(n, parts.size());
-      return [&]<size_t... I>(std::index_sequence<I...>)->decltype(auto) {
-        return call(fn, context, parts[I]...);
-      }
-      (std::make_index_sequence<n>{});
-    }
-  };
-}
-
-}  // namespace detail
 
 }  // namespace tutti
 

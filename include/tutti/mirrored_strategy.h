@@ -15,8 +15,8 @@ namespace tutti {
 // all_reduce.
 class MirroredStrategy : public Strategy {
  public:
-  // On these devices; without any, on all logical GPUs, or where there are none, on all logical
-  // CPUs. Without `cross_device_ops` the best for the devices is chosen. InvalidArgumentError where
+  // On these devices; without any, on all logical GPUs, or if there are none, on all logical
+  // CPUs. Without `cross_device_ops` the best for the devices is chosen. InvalidArgumentError if
   // a device is not there or is named twice.
   explicit MirroredStrategy(const std::vector<std::string>& devices = {},
                             std::shared_ptr<CrossDeviceOps> cross_device_ops = {});

@@ -1,69 +1,25 @@
 // ReplicaContext: what a replica function may do with the other replicas.
 #pragma once
 
+#include <tutti/detail/meeting.h>
 #include <tutti/reduce_op.h>
 #include <tutti/values.h>
 
 #include <optional>
-#include <span>
 #include <string>
-#include <tuple>
 #include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
+
+namespace tutti::detail {
+class ReplicaGroup;
+}
 
 #pragma GCC visibility push(default)
 
 namespace tutti {
 
 class Strategy;
-
-namespace detail {
-
-class ReplicaGroup;
-
-// What one replica asks of all: compared between the replicas, then done once for all by the last
-// to come. Slots are one pointer per local replica, to what each brought along.
-struct Meeting {
-  const char* what;
-  const std::type_info& type;  // replicas with another type ask for something else
-  bool (*same)(const void* slot, const void* other);
-  std::string (*describe)(const void* slot);
-  void (*act)(Strategy& strategy, std::span<void* const> slots);
-};
-
-template <class T>
-struct ComponentOf {
-  using type = T;
-  static const T& of(const T& value, size_t) { return value; }
-};
-template <>
-struct ComponentOf<void> {
-  using type = bool;  // a stand-in: there is nothing to hand out
-};
-template <class T>
-struct ComponentOf<PerReplica<T>> {
-  using type = T;
-  static const T& of(const PerReplica<T>& value, size_t replica) { return value[replica]; }
-};
-template <class T>
-struct ComponentOf<Mirrored<T>> {
-  using type = T;
-  static const T& of(const Mirrored<T>& value, size_t replica) { return value[replica]; }
-};
-// An element of a distributed input.
-template <class T>
-struct ComponentOf<std::vector<PerReplica<T>>> {
-  using type = std::vector<T>;
-  static type of(const std::vector<PerReplica<T>>& element, size_t replica) {
-    type parts;
-    for (const PerReplica<T>& component : element) parts.push_back(component[replica]);
-    return parts;
-  }
-};
-
-}  // namespace detail
 
 struct AllReduceOptions {
   // With MEAN: the result is the sum of weight * value over the sum of the weights. A replica of
@@ -76,8 +32,8 @@ struct AllReduceOptions {
 // Handed to a replica function; good until it returns, on its own thread only.
 //
 // all_reduce, all_gather and merge_call meet the other replicas: every replica must make the same
-// calls in the same order. They never hang: where a replica throws, returns, asks for something
-// else or does not come in time, every other one gets an error that names it (AbortedError,
+// calls in the same order. They never hang: if a replica throws, returns, asks for something else
+// or does not come in time, every other one gets an error that names it (AbortedError,
 // FailedPreconditionError, InvalidArgumentError, DeadlineExceededError).
 class ReplicaContext {
  public:
@@ -115,50 +71,16 @@ class ReplicaContext {
     constexpr bool fits = std::is_invocable_v<F&, Strategy&, const PerReplica<Args>&...>;
     static_assert(
         fits, "merge_call: the function must take a Strategy& and a PerReplica of each argument");
-    if constexpr (fits) return merged(std::forward<F>(fn), args...);
+    if constexpr (fits) {
+      detail::Merge<F, Args...> merge(fn, args...);
+      meet(merge);
+      return merge.take();
+    }
   }
 
  private:
   friend class detail::ReplicaGroup;
   friend class Variable;
-
-  template <class F, class... Args>
-  auto merged(F&& fn, const Args&... args) {
-    using Result = std::invoke_result_t<F&, Strategy&, const PerReplica<Args>&...>;
-    using Component = typename detail::ComponentOf<std::decay_t<Result>>::type;
-    constexpr bool is_void = std::is_void_v<Result>;
-    struct Slot {
-      std::remove_reference_t<F>* fn;
-      std::tuple<const Args&...> args;
-      std::optional<Component> result;
-    } slot{&fn, {args...}, {}};
-    const detail::Meeting meeting{
-        "merge_call", typeid(Slot), [](const void*, const void*) { return true; },
-        [](const void*) { return std::string("a function of type ") + typeid(F).name(); },
-        [](Strategy& strategy, std::span<void* const> slots) {
-          const auto slot_of = [&](size_t i) { return static_cast<Slot*>(slots[i]); };
-          const auto gather = [&]<size_t I>(std::integral_constant<size_t, I>) {
-            using Arg = std::decay_t<std::tuple_element_t<I, decltype(Slot::args)>>;
-            std::vector<Arg> parts;
-            for (size_t r = 0; r < slots.size(); ++r)
-              parts.push_back(std::get<I>(slot_of(r)->args));
-            return PerReplica<Arg>(std::move(parts));
-          };
-          const auto call = [&]<size_t... I>(std::index_sequence<I...>)->decltype(auto) {
-            return std::invoke(*slot_of(0)->fn, strategy,
-                               gather(std::integral_constant<size_t, I>{})...);
-          };
-          if constexpr (is_void) {
-            call(std::index_sequence_for<Args...>{});
-          } else {
-            const auto result = call(std::index_sequence_for<Args...>{});
-            for (size_t r = 0; r < slots.size(); ++r)
-              slot_of(r)->result.emplace(detail::ComponentOf<std::decay_t<Result>>::of(result, r));
-          }
-        }};
-    meet(meeting, &slot, {});
-    if constexpr (!is_void) return std::move(*slot.result);
-  }
 
   ReplicaContext(Strategy& strategy, detail::ReplicaGroup& group, int local_id, int replica_id,
                  int num_replicas, std::string device)
@@ -169,9 +91,8 @@ class ReplicaContext {
         num_replicas_(num_replicas),
         device_(std::move(device)) {}
 
-  // Waits for the other replicas and has `meeting` done once. `slot` must stay good until it
-  // returns.
-  void meet(const detail::Meeting& meeting, void* slot, const CommunicationOptions& options);
+  // Waits for the other replicas, and has the call made once for all.
+  void meet(detail::Meeting& part);
 
   Strategy* strategy_;
   detail::ReplicaGroup* group_;

@@ -1,13 +1,11 @@
 // Strategy: the replicas of a training step, and how they act as one.
 //
-// A strategy runs a function once per replica, all at the same time, each on its device. There are
-// two contexts:
-//   - in *cross-replica* context (inside scope(), or outside of any function) there is one flow of
-//   control for all replicas;
-//     values that differ between them are PerReplica;
-//   - in *replica* context (inside a function given to run()) there is one flow per replica; a
-//   ReplicaContext says which,
-//     and lets replicas meet.
+// A strategy runs a function once per replica, all at the same time, each on its device. A thread
+// is in one of two contexts:
+// - in cross-replica context, inside scope() or outside of any replica function, there is one flow
+//   of control for all replicas; values that differ between them are PerReplica;
+// - in replica context, inside a function given to run(), there is one flow of control per replica;
+//   a ReplicaContext says which, and lets replicas communicate.
 //
 //   MirroredStrategy strategy;
 //   PerReplica<Tensor> loss = strategy.run([&](ReplicaContext& ctx, const Tensor& x) {
@@ -19,6 +17,7 @@
 #pragma once
 
 #include <tutti/cross_device_ops.h>
+#include <tutti/detail/replica_function.h>
 #include <tutti/input.h>
 #include <tutti/replica_context.h>
 #include <tutti/strategy_extended.h>
@@ -33,27 +32,8 @@
 
 namespace tutti {
 
+class Scope;
 struct ConfigProto;  // in compat.h
-
-// While it lives, its strategy is the current one of this thread, in cross-replica context. Scopes
-// of one strategy nest; the scope of another is a FailedPreconditionError. To be closed, or
-// destroyed, by the thread that made it.
-class Scope {
- public:
-  ~Scope();  // restores; logs what close() would throw
-  Scope(Scope&& other) noexcept;
-  Scope& operator=(Scope&&) = delete;
-
-  // Leaves the scope. FailedPreconditionError where a scope that was opened inside (a DeviceScope,
-  // or another Scope) still is open; the scope stays open then.
-  void close();
-
- private:
-  friend class Strategy;
-  explicit Scope(Strategy& strategy);
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 struct ReduceOptions {
   // With MEAN: one weight per local replica; the result is the sum of weight * value over the sum
@@ -87,7 +67,7 @@ class Strategy {
   // the context may be left out. Distributed arguments are split: each replica gets its component.
   // Returns what the replicas returned.
   //
-  // Where a replica throws, the others are stopped in whatever they wait for, and the exception
+  // If a replica throws, the others are stopped in whatever they wait for, and the exception
   // comes out here, as it was thrown, once all replicas have returned; of several, the one of the
   // lowest replica. The strategy stays usable. FailedPreconditionError inside a replica function,
   // and inside a function given to merge_call.
@@ -158,7 +138,7 @@ class Strategy {
   }
 
   // Input. See input.h for what they return. A dataset is batched by the global batch size; each
-  // replica gets its part of every batch, in replica order. InvalidArgumentError where the batch
+  // replica gets its part of every batch, in replica order. InvalidArgumentError if the batch
   // does not divide by the number of replicas, or the last step is not a batch.
   InputIterator make_dataset_iterator(const Dataset& dataset);
   // One dataset per worker, whose elements go to the replicas one by one. Batched per replica.
@@ -184,12 +164,35 @@ class Strategy {
   const StrategyExtended& extended() const { return *extended_; }
 
  protected:
-  explicit Strategy(std::unique_ptr<StrategyExtended> extended);
+  // A replica on each of `devices`, which have been checked: not empty, no device twice. `options`
+  // are those of calls that do not set their own.
+  Strategy(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> cross_device_ops,
+           const CommunicationOptions& options = {});
 
  private:
   Tensor reduce_along(ReduceOp op, const DistributedTensor& value, const ReduceOptions& options);
 
   std::unique_ptr<StrategyExtended> extended_;
+};
+
+// While it lives, its strategy is the current one of this thread, in cross-replica context. Scopes
+// of one strategy nest; the scope of another is a FailedPreconditionError. To be closed, or
+// destroyed, by the thread that made it.
+class Scope {
+ public:
+  ~Scope();  // restores; logs what close() would throw
+  Scope(Scope&& other) noexcept;
+  Scope& operator=(Scope&&) = delete;
+
+  // Leaves the scope. FailedPreconditionError if a scope that was opened inside (a DeviceScope, or
+  // another Scope) still is open; the scope stays open then.
+  void close();
+
+ private:
+  friend class Strategy;
+  explicit Scope(Strategy& strategy);
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 // Is this thread inside a strategy: in its scope, or in one of its replica functions?

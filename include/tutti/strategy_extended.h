@@ -3,6 +3,7 @@
 #pragma once
 
 #include <tutti/cross_device_ops.h>
+#include <tutti/detail/replica_function.h>
 #include <tutti/replica_context.h>
 #include <tutti/values.h>
 #include <tutti/variable.h>
@@ -15,36 +16,14 @@
 #include <variant>
 #include <vector>
 
+namespace tutti::detail {
+class Workers;
+struct WorkersOf;
+}  // namespace tutti::detail
+
 #pragma GCC visibility push(default)
 
 namespace tutti {
-
-struct ConfigProto;
-
-namespace detail {
-
-class Workers;
-struct WorkersOf;
-
-// What f(i) returned wherever `drive` called it, in the order of i; nothing where it returns
-// nothing.
-template <class F, class Drive>
-auto collect(size_t count, const F& f, const Drive& drive) {
-  using Result = std::decay_t<std::invoke_result_t<const F&, size_t>>;
-  if constexpr (std::is_void_v<Result>) {
-    drive([&](size_t i) { f(i); });
-  } else {
-    std::vector<std::optional<Result>> results(count);
-    drive([&](size_t i) { results[i].emplace(f(i)); });
-    std::vector<Result> moved;
-    moved.reserve(count);
-    for (std::optional<Result>& result : results)
-      if (result) moved.push_back(std::move(*result));
-    return PerReplica<Result>(std::move(moved));
-  }
-}
-
-}  // namespace detail
 
 // A tensor per replica, one that is equal on all, or a plain one.
 class DistributedTensor {
@@ -73,14 +52,13 @@ class ColocationScope {
 // Methods belong to cross-replica context unless they say otherwise.
 class StrategyExtended {
  public:
-  virtual ~StrategyExtended();
+  ~StrategyExtended();
   StrategyExtended(const StrategyExtended&) = delete;
   StrategyExtended& operator=(const StrategyExtended&) = delete;
 
   const std::vector<std::string>& worker_devices() const { return devices_; }  // of this process
-  const std::vector<std::string>& parameter_devices() const {
-    return devices_;
-  }  // where variables live
+  // Of variables.
+  const std::vector<std::string>& parameter_devices() const { return devices_; }
   int num_replicas_in_sync() const { return int(devices_.size()) * num_workers_; }
   int num_workers() const { return num_workers_; }
   std::vector<int> replica_ids() const;  // of the replicas of this process, in the whole job
@@ -168,17 +146,12 @@ class StrategyExtended {
   // The variable that `component` is a part of, if any.
   std::optional<Variable> value_container(const Tensor& component) const;
   bool variable_created_in_scope(const Variable& variable) const;
-  // InvalidArgumentError where `variable` is of another strategy.
+  // InvalidArgumentError if `variable` is of another strategy.
   [[nodiscard]] ColocationScope colocate_vars_with(const Variable& variable);
   // Synchronised on read: the aggregate; else the local copy.
   Tensor read_var(const Variable& variable) const { return variable.read_value(); }
 
   CrossDeviceOps& cross_device_ops() { return *ops_; }
-
- protected:
-  // `devices` have been checked: not empty, no device twice.
-  StrategyExtended(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> ops,
-                   const CommunicationOptions& options = {});
 
  private:
   friend class Strategy;
@@ -187,6 +160,9 @@ class StrategyExtended {
   friend class Variable;
   friend class ReplicaContext;
   friend class detail::ReplicaGroup;
+
+  StrategyExtended(Strategy& strategy, std::vector<std::string> devices,
+                   std::shared_ptr<CrossDeviceOps> ops, const CommunicationOptions& options);
 
   // fn(local replica id) on the thread of each replica.
   void run_replicas(const std::function<void(size_t)>& fn);
@@ -201,12 +177,12 @@ class StrategyExtended {
   void visit_devices(const std::vector<std::string>& devices,
                      const std::function<void(size_t)>& fn) const;
 
-  Strategy* strategy_ = nullptr;
+  Strategy* strategy_;
   std::vector<std::string> devices_;
   std::shared_ptr<CrossDeviceOps> ops_;
   CommunicationOptions options_;
   int num_workers_ = 1, worker_id_ = 0;
-  std::shared_ptr<detail::Workers> workers_;  // null: of one process
+  std::shared_ptr<detail::Workers> workers_;
   std::shared_ptr<std::atomic<int>> variables_ = std::make_shared<std::atomic<int>>(0);
   std::unique_ptr<detail::ReplicaGroup> group_;
 };

@@ -2,12 +2,10 @@
 // on all (Mirrored).
 #pragma once
 
+#include <tutti/detail/components.h>
 #include <tutti/error.h>
 #include <tutti/tensor.h>
 
-#include <deque>
-#include <functional>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -30,7 +28,7 @@ struct IndexedSlices {
   DType dtype() const { return values.dtype(); }
 
   // The tensor with these rows, and zero elsewhere. Rows named twice are added in their order;
-  // 16-bit floats in 32 bits, rounded once. InvalidArgumentError without a dense_shape or where an
+  // 16-bit floats in 32 bits, rounded once. InvalidArgumentError without a dense_shape or if an
   // index lies outside of it.
   Tensor to_dense() const;
 
@@ -39,7 +37,7 @@ struct IndexedSlices {
 
   IndexedSlices clone_to(std::string_view device) const;
 
-  // InvalidArgumentError where the parts do not belong together; `what` starts the text. Indices
+  // InvalidArgumentError if the parts do not belong together; `what` starts the text. Indices
   // are not looked at.
   void validate(std::string_view what) const;
 };
@@ -51,8 +49,8 @@ class Value {
   Value(IndexedSlices slices) : value_(std::move(slices)) {}
 
   bool is_sparse() const { return std::holds_alternative<IndexedSlices>(value_); }
-  const Tensor& tensor() const;         // InvalidArgumentError where it is sparse
-  const IndexedSlices& slices() const;  // InvalidArgumentError where it is dense
+  const Tensor& tensor() const;         // InvalidArgumentError if it is sparse
+  const IndexedSlices& slices() const;  // InvalidArgumentError if it is dense
 
   const std::string& device() const;
   DType dtype() const;
@@ -61,69 +59,6 @@ class Value {
  private:
   std::variant<Tensor, IndexedSlices> value_;
 };
-
-namespace detail {
-
-template <class T>
-inline constexpr bool IsValue =
-    std::is_same_v<T, Tensor> || std::is_same_v<T, IndexedSlices> || std::is_same_v<T, Value>;
-
-// The local id of the replica that this thread runs, or -1 outside of any replica function.
-int local_replica_id();
-[[noreturn]] void throw_component_out_of_range(size_t index, size_t size);
-[[noreturn]] void throw_not_in_replica(size_t size);
-// Which of these devices is the current one; 0 where none is.
-size_t component_on_current_device(const std::vector<std::string>& devices);
-
-// One component per local replica, in replica order; a component may be of any type, move-only ones
-// included.
-template <class T>
-class Components {
-  using Storage = std::conditional_t<std::is_same_v<T, bool>, std::deque<bool>, std::vector<T>>;
-
- public:
-  Components() = default;
-  Components(std::initializer_list<T> components) : components_(components) {}
-  explicit Components(std::vector<T> components) {
-    if constexpr (std::is_same_v<T, bool>)
-      components_.assign(components.begin(), components.end());
-    else
-      components_ = std::move(components);
-  }
-
-  size_t size() const { return components_.size(); }
-  bool empty() const { return components_.empty(); }
-  const T& operator[](size_t i) const {
-    if (i >= size()) throw_component_out_of_range(i, size());
-    return components_[i];
-  }
-  auto begin() const { return components_.begin(); }
-  auto end() const { return components_.end(); }
-
-  // The canonical device of each component, in order; a device may occur twice.
-  std::vector<std::string> devices() const requires requires(const T& t) {
-    std::string(t.device());
-  }
-  {
-    std::vector<std::string> names;
-    for (const T& component : components_) names.push_back(component.device());
-    return names;
-  }
-
- protected:
-  template <class F>
-  auto mapped(F&& f) const {
-    std::vector<std::decay_t<std::invoke_result_t<F&, const T&>>> results;
-    results.reserve(size());
-    for (const T& component : components_) results.push_back(std::invoke(f, component));
-    return results;
-  }
-
- private:
-  Storage components_;
-};
-
-}  // namespace detail
 
 // One component per local replica; they may differ. Immutable.
 template <class T>

@@ -79,7 +79,7 @@ class Variable {
   void assign(const Variable& value) const { assign(value.read_value()); }
 
   // The rows that `slices` name, one after another. UnimplementedError for ON_READ variables, and
-  // for min, max and update with SUM or MEAN. InvalidArgumentError where an index lies outside.
+  // for min, max and update with SUM or MEAN. InvalidArgumentError if an index lies outside.
   void scatter_add(const IndexedSlices& slices) const;
   void scatter_sub(const IndexedSlices& slices) const;
   void scatter_mul(const IndexedSlices& slices) const;

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <tutti/detail/replica_function.h>
 #include <tutti/error.h>
 #include <tutti/input.h>
 

@@ -37,14 +37,10 @@ void check_context(const char* what, const std::vector<Variable>& variables) {
     strategy::require_cross_replica(variable.strategy(), what);
 }
 
-// Those who save or load these variables together; null: this process alone.
-const Workers* workers_of(const std::vector<Variable>& variables) {
+// The workers that save or load these variables together.
+const Workers& workers_of(const std::vector<Variable>& variables) {
   const Strategy& strategy = variables.empty() ? get_strategy() : variables[0].strategy();
   return detail::WorkersOf::of(strategy.extended());
-}
-
-void on_chief(const Workers* workers, const std::function<void()>& fn) {
-  workers ? workers->on_chief(fn) : fn();
 }
 
 // What the variables hold, all workers together.
@@ -75,28 +71,27 @@ void check_contents(const char* what, const std::string& path, const TensorFile&
 }
 
 // From the chief's file to the variables of all workers.
-void assign(const Workers* workers, const TensorFile& file,
+void assign(const Workers& workers, const TensorFile& file,
             const std::vector<Variable>& variables) {
   for (const Variable& variable : variables) {
     const auto found = file.tensors.find(variable.name());
     const Tensor mine = found != file.tensors.end()
                             ? found->second
                             : Tensor::zeros(variable.shape(), variable.dtype());
-    variable.assign(workers ? workers->from_chief(mine) : mine);
+    variable.assign(workers.from_chief(mine));
   }
 }
 
 // The chief's metadata, everywhere.
-std::map<std::string, std::string> shared(const Workers* workers,
-                                          std::map<std::string, std::string> metadata) {
-  if (!workers) return metadata;
-  const auto count = size_t(std::stoull(workers->from_chief(std::to_string(metadata.size()))));
+std::map<std::string, std::string> shared(const Workers& workers,
+                                          const std::map<std::string, std::string>& metadata) {
+  const auto count = size_t(std::stoull(workers.from_chief(std::to_string(metadata.size()))));
   std::map<std::string, std::string> result;
   auto mine = metadata.begin();
   for (size_t i = 0; i < count; ++i) {
     const bool here = mine != metadata.end();
-    const std::string key = workers->from_chief(here ? mine->first : std::string());
-    result[key] = workers->from_chief(here ? mine->second : std::string());
+    const std::string key = workers.from_chief(here ? mine->first : std::string());
+    result[key] = workers.from_chief(here ? mine->second : std::string());
     if (here) ++mine;
   }
   return result;
@@ -149,15 +144,15 @@ void save_variables(const std::string& path, const std::vector<Variable>& variab
   check_context("save_variables", variables);
   TensorFile file = contents("save_variables", variables);
   file.metadata = metadata;
-  on_chief(workers_of(variables), [&] { write_safetensors(path, file); });
+  workers_of(variables).on_chief([&] { write_safetensors(path, file); });
 }
 
 std::map<std::string, std::string> load_variables(const std::string& path,
                                                   const std::vector<Variable>& variables) {
   check_context("load_variables", variables);
-  const Workers* const workers = workers_of(variables);
+  const Workers& workers = workers_of(variables);
   TensorFile file;
-  on_chief(workers, [&] {
+  workers.on_chief([&] {
     file = read_safetensors(path);
     check_contents("load_variables", path, file, variables);
   });
@@ -186,10 +181,10 @@ Checkpoint::Checkpoint(std::string folder, std::vector<Variable> variables,
                       "checkpoint of its own",
                       variables_[0].name(), variable.name()));
   }
-  const Workers* const workers = workers_of(variables_);
+  const Workers& workers = workers_of(variables_);
   for (const InputIterator* input : inputs_) {
     if (!input) fail("an input is null");
-    if (input->has_own_data() && !workers)
+    if (input->has_own_data() && workers.size() == 1)
       fail("an input is of several workers, and the variables are not");
   }
 }
@@ -199,7 +194,7 @@ void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& me
   if (step < 0)
     throw InvalidArgumentError(
         fmt::format("Checkpoint::save: the step is {}, expected 0 or more", step));
-  const Workers* const workers = workers_of(variables_);
+  const Workers& workers = workers_of(variables_);
   TensorFile file = contents("Checkpoint::save", variables_);
   file.metadata = metadata;
   file.metadata[kStep] = std::to_string(step);
@@ -209,10 +204,10 @@ void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& me
       file.tensors[input_name(i)] = text_tensor(state);
       continue;
     }
-    const std::vector<std::string> all = workers->from_all(state);
+    const std::vector<std::string> all = workers.from_all(state);
     for (size_t w = 0; w < all.size(); ++w) file.tensors[input_name(i, w)] = text_tensor(all[w]);
   }
-  on_chief(workers, [&] {
+  workers.on_chief([&] {
     std::error_code error;
     fs::create_directories(folder_, error);
     if (error)
@@ -250,9 +245,9 @@ void Checkpoint::put_aside(int64_t step) const {
 
 std::optional<int64_t> Checkpoint::restore() {
   check_context("Checkpoint::restore", variables_);
-  const Workers* const workers = workers_of(variables_);
+  const Workers& workers = workers_of(variables_);
   TensorFile file;
-  on_chief(workers, [&] {
+  workers.on_chief([&] {
     damaged_.clear();
     Listing all = list("Checkpoint::restore", folder_);
     for (const int64_t step : all.steps) {
@@ -268,7 +263,7 @@ std::optional<int64_t> Checkpoint::restore() {
         continue;
       }
       check_contents("Checkpoint::restore", path, file, variables_);
-      check_inputs(path, file.tensors, workers ? size_t(workers->size()) : 1);
+      check_inputs(path, file.tensors, size_t(workers.size()));
       return;
     }
     for (const int64_t step : damaged_) all.aside.push_back(name_of(step));
@@ -289,16 +284,16 @@ std::optional<int64_t> Checkpoint::restore() {
 }
 
 // On all workers or on none.
-void Checkpoint::restore_inputs(const Workers* workers,
+void Checkpoint::restore_inputs(const Workers& workers,
                                 const std::map<std::string, Tensor>& tensors) {
   std::vector<std::string> states;
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    const size_t count = inputs_[i]->has_own_data() ? size_t(workers->size()) : 1;
+    const size_t count = inputs_[i]->has_own_data() ? size_t(workers.size()) : 1;
     for (size_t w = 0; w < count; ++w) {
       const auto found = tensors.find(count > 1 ? input_name(i, w) : input_name(i));
-      std::string state = found != tensors.end() ? text(found->second) : "";
-      if (workers) state = workers->from_chief(state);
-      if (count == 1 || w == size_t(workers->rank())) states.push_back(state);
+      const std::string state =
+          workers.from_chief(found != tensors.end() ? text(found->second) : std::string());
+      if (count == 1 || w == size_t(workers.rank())) states.push_back(state);
     }
   }
   std::vector<std::string> before;
@@ -307,7 +302,7 @@ void Checkpoint::restore_inputs(const Workers* workers,
     for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i]->restore(wanted[i]);
   };
   try {
-    workers ? workers->on_all([&] { set(states); }) : set(states);
+    workers.on_all([&] { set(states); });
   } catch (const std::exception&) {
     set(before);
     throw;

@@ -39,12 +39,6 @@ std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options, 
   return names;
 }
 
-class CollectiveExtended : public StrategyExtended {
- public:
-  explicit CollectiveExtended(const CollectiveAllReduceOptions& options)
-      : StrategyExtended(devices_for(options, 0), nullptr, options.communication) {}
-};
-
 CollectiveAllReduceOptions all_gpus(const CommunicationOptions& communication) {
   return {.num_gpus_per_worker = int(list_logical_devices("GPU").size()),
           .communication = communication};
@@ -54,7 +48,7 @@ CollectiveAllReduceOptions all_gpus(const CommunicationOptions& communication) {
 
 CollectiveAllReduceStrategy::CollectiveAllReduceStrategy(const CollectiveAllReduceOptions& options,
                                                          Roster roster)
-    : Strategy(std::make_unique<CollectiveExtended>(options)),
+    : Strategy(devices_for(options, 0), nullptr, options.communication),
       options_(options),
       roster_(std::make_unique<Roster>(std::move(roster))) {
   options.communication.validate("CollectiveAllReduceStrategy");

@@ -10,14 +10,8 @@ namespace tutti {
 
 namespace {
 
-class MirroredExtended : public StrategyExtended {
- public:
-  MirroredExtended(std::vector<std::string> devices, std::shared_ptr<CrossDeviceOps> ops)
-      : StrategyExtended(std::move(devices), std::move(ops)) {}
-};
-
-std::unique_ptr<StrategyExtended> make_extended(const std::vector<std::string>& devices,
-                                                std::shared_ptr<CrossDeviceOps> ops) {
+// Canonical names; all devices if none is named.
+std::vector<std::string> chosen(const std::vector<std::string>& devices) {
   std::vector<std::string> names;
   for (const std::string& name : devices) {
     if (name.empty()) throw InvalidArgumentError("MirroredStrategy: a device name is empty");
@@ -28,15 +22,15 @@ std::unique_ptr<StrategyExtended> make_extended(const std::vector<std::string>& 
   }
   if (names.empty()) names = list_logical_devices("GPU");
   if (names.empty()) names = list_logical_devices("CPU");
-  if (!ops) ops = choose_the_best(names);
-  return std::make_unique<MirroredExtended>(std::move(names), std::move(ops));
+  return names;
 }
 
 }  // namespace
 
 MirroredStrategy::MirroredStrategy(const std::vector<std::string>& devices,
                                    std::shared_ptr<CrossDeviceOps> cross_device_ops)
-    : Strategy(make_extended(devices, std::move(cross_device_ops))) {}
+    : Strategy(chosen(devices),
+               cross_device_ops ? std::move(cross_device_ops) : choose_the_best(chosen(devices))) {}
 
 MirroredStrategy::MirroredStrategy(std::shared_ptr<CrossDeviceOps> cross_device_ops)
     : MirroredStrategy(std::vector<std::string>{}, std::move(cross_device_ops)) {}

@@ -2,6 +2,8 @@
 #include <tutti/error.h>
 #include <tutti/strategy.h>
 
+#include <algorithm>
+
 #include "base/time_left.h"
 #include "cross_device/weighted.h"
 #include "strategy/replica_group.h"
@@ -12,93 +14,98 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The options of a call, less the time that its replicas have spent on waiting for each other.
-template <class Slot>
-CommunicationOptions left_of(const CommunicationOptions& options, std::span<void* const> slots) {
-  auto began = Clock::time_point::max();
-  for (const void* slot : slots) began = std::min(began, Slot::of(slot).began);
-  return base::left_of(options, began);
-}
+// A replica's part in a call that communicates.
+class Communication : public detail::Meeting {
+ protected:
+  Communication(const char* what, const CommunicationOptions& options)
+      : Meeting(what), options_(options) {}
 
-// What a replica brings to all_reduce, and takes from it.
-struct AllReduce {
-  ReduceOp op;
-  const std::vector<Value>& values;
-  const AllReduceOptions& options;
-  std::vector<Value> results = {};
-  Clock::time_point began = Clock::now();
-
-  static const AllReduce& of(const void* slot) { return *static_cast<const AllReduce*>(slot); }
-
-  static bool same(const void* slot, const void* other) {
-    const AllReduce &a = of(slot), &b = of(other);
-    if (a.op != b.op || a.values.size() != b.values.size()) return false;
-    if (a.options.weight.has_value() != b.options.weight.has_value()) return false;
-    for (size_t i = 0; i < a.values.size(); ++i)
-      if (a.values[i].dtype() != b.values[i].dtype()) return false;
-    return true;
+  // The options of the call, less the time that its replicas have waited for each other.
+  CommunicationOptions left(std::span<Meeting* const> parts) const {
+    auto began = Clock::time_point::max();
+    for (const Meeting* part : parts)
+      began = std::min(began, static_cast<const Communication*>(part)->began_);
+    return base::left_of(options_, began);
   }
 
-  static std::string describe(const void* slot) {
-    std::string text(name(of(slot).op));
-    for (const Value& value : of(slot).values)
+ private:
+  const CommunicationOptions& options_;
+  const Clock::time_point began_ = Clock::now();
+};
+
+struct AllReduce : Communication {
+  AllReduce(ReduceOp operation, const std::vector<Value>& given, std::optional<double> weighs,
+            const CommunicationOptions& options)
+      : Communication("all_reduce", options), op(operation), values(given), weight(weighs) {}
+
+  bool agrees_with(const Meeting& part) const override {
+    const auto& other = static_cast<const AllReduce&>(part);
+    return op == other.op && weight.has_value() == other.weight.has_value() &&
+           std::ranges::equal(values, other.values, {}, &Value::dtype, &Value::dtype);
+  }
+
+  std::string describe() const override {
+    std::string text(name(op));
+    for (const Value& value : values)
       text += fmt::format(", {}{}", name(value.dtype()),
                           value.is_sparse() ? " slices" : value.tensor().shape().to_string());
-    if (of(slot).options.weight) text += fmt::format(", weight {}", *of(slot).options.weight);
+    if (weight) text += fmt::format(", weight {}", *weight);
     return text;
   }
 
-  static void act(Strategy& strategy, std::span<void* const> slots) {
-    const auto slot = [&](size_t r) -> AllReduce& { return *static_cast<AllReduce*>(slots[r]); };
+  void act(Strategy& strategy, std::span<Meeting* const> parts) override {
+    const auto part = [&](size_t r) -> AllReduce& { return static_cast<AllReduce&>(*parts[r]); };
     std::vector<ValueDestinationPair> pairs;
-    for (size_t t = 0; t < slot(0).values.size(); ++t) {
-      std::vector<Value> parts;
-      for (size_t r = 0; r < slots.size(); ++r) parts.push_back(slot(r).values[t]);
-      const PerReplica<Value> value(std::move(parts));
+    for (size_t t = 0; t < values.size(); ++t) {
+      std::vector<Value> components;
+      for (size_t r = 0; r < parts.size(); ++r) components.push_back(part(r).values[t]);
+      const PerReplica<Value> value(std::move(components));
       pairs.emplace_back(value, value);
     }
     std::vector<double> weights;
-    for (size_t r = 0; r < slots.size() && slot(0).options.weight; ++r)
-      weights.push_back(*slot(r).options.weight);
-    const CommunicationOptions communication =
-        left_of<AllReduce>(slot(0).options.communication, slots);
-    const std::vector<Mirrored<Value>> results =
-        weights.empty() ? strategy.extended().batch_reduce_to(slot(0).op, pairs, communication)
-                        : cross_device::weighted_mean(strategy.extended().cross_device_ops(),
-                                                      slot(0).op, pairs, weights, communication);
-    for (const Mirrored<Value>& result : results)
-      for (size_t r = 0; r < slots.size(); ++r) slot(r).results.push_back(result[r]);
+    for (size_t r = 0; r < parts.size() && weight; ++r) weights.push_back(*part(r).weight);
+    CrossDeviceOps& ops = strategy.extended().cross_device_ops();
+    const std::vector<Mirrored<Value>> reduced =
+        weight ? cross_device::weighted_mean(ops, op, pairs, weights, left(parts))
+               : ops.batch_reduce(op, pairs, left(parts));
+    for (const Mirrored<Value>& result : reduced)
+      for (size_t r = 0; r < parts.size(); ++r) part(r).results.push_back(result[r]);
   }
+
+  const ReduceOp op;
+  const std::vector<Value>& values;
+  const std::optional<double> weight;
+  std::vector<Value> results = {};
 };
 
-struct AllGather {
-  const std::vector<Tensor>& values;
-  int64_t axis;
-  const CommunicationOptions& options;
-  std::vector<Tensor> results = {};
-  Clock::time_point began = Clock::now();
+struct AllGather : Communication {
+  AllGather(const std::vector<Tensor>& given, int64_t along, const CommunicationOptions& options)
+      : Communication("all_gather", options), values(given), axis(along) {}
 
-  static const AllGather& of(const void* slot) { return *static_cast<const AllGather*>(slot); }
-
-  static bool same(const void* slot, const void* other) {
-    return of(slot).axis == of(other).axis && of(slot).values.size() == of(other).values.size();
+  bool agrees_with(const Meeting& part) const override {
+    const auto& other = static_cast<const AllGather&>(part);
+    return axis == other.axis && values.size() == other.values.size();
   }
 
-  static std::string describe(const void* slot) {
-    return fmt::format("{} tensors along axis {}", of(slot).values.size(), of(slot).axis);
+  std::string describe() const override {
+    return fmt::format("{} tensors along axis {}", values.size(), axis);
   }
 
-  static void act(Strategy& strategy, std::span<void* const> slots) {
-    const auto slot = [&](size_t r) -> AllGather& { return *static_cast<AllGather*>(slots[r]); };
-    for (size_t t = 0; t < slot(0).values.size(); ++t) {
-      std::vector<Tensor> parts;
-      for (size_t r = 0; r < slots.size(); ++r) parts.push_back(slot(r).values[t]);
-      const PerReplica<Tensor> value(std::move(parts));
-      const Mirrored<Tensor> result = strategy.extended().gather_to(
-          value, value, slot(0).axis, left_of<AllGather>(slot(0).options, slots));
-      for (size_t r = 0; r < slots.size(); ++r) slot(r).results.push_back(result[r]);
+  void act(Strategy& strategy, std::span<Meeting* const> parts) override {
+    const auto part = [&](size_t r) -> AllGather& { return static_cast<AllGather&>(*parts[r]); };
+    for (size_t t = 0; t < values.size(); ++t) {
+      std::vector<Tensor> components;
+      for (size_t r = 0; r < parts.size(); ++r) components.push_back(part(r).values[t]);
+      const PerReplica<Tensor> value(std::move(components));
+      const Mirrored<Tensor> result =
+          strategy.extended().cross_device_ops().gather(value, value, axis, left(parts));
+      for (size_t r = 0; r < parts.size(); ++r) part(r).results.push_back(result[r]);
     }
   }
+
+  const std::vector<Tensor>& values;
+  const int64_t axis;
+  std::vector<Tensor> results = {};
 };
 
 void check_defined(const char* what, const Value& value) {
@@ -108,20 +115,17 @@ void check_defined(const char* what, const Value& value) {
 
 }  // namespace
 
-void ReplicaContext::meet(const detail::Meeting& meeting, void* slot,
-                          const CommunicationOptions& options) {
-  group_->meet(*this, meeting, slot, options);
+void ReplicaContext::meet(detail::Meeting& part) {
+  group_->meet(*this, part, strategy_->extended().options_);
 }
 
 std::vector<Value> ReplicaContext::all_reduce(ReduceOpArg op, const std::vector<Value>& values,
                                               const AllReduceOptions& options) {
   for (const Value& value : values) check_defined("all_reduce", value);
-  AllReduceOptions merged = options;
-  merged.communication = strategy_->extended().options_.merge(options.communication);
-  AllReduce slot{op, values, merged};
-  meet({"all_reduce", typeid(AllReduce), &AllReduce::same, &AllReduce::describe, &AllReduce::act},
-       &slot, merged.communication);
-  return std::move(slot.results);
+  const CommunicationOptions merged = strategy_->extended().options_.merge(options.communication);
+  AllReduce part(op, values, options.weight, merged);
+  group_->meet(*this, part, merged);
+  return std::move(part.results);
 }
 
 std::vector<Tensor> ReplicaContext::all_reduce(ReduceOpArg op, const std::vector<Tensor>& values,
@@ -147,10 +151,9 @@ std::vector<Tensor> ReplicaContext::all_gather(const std::vector<Tensor>& values
                                                const CommunicationOptions& options) {
   for (const Tensor& value : values) check_defined("all_gather", value);
   const CommunicationOptions merged = strategy_->extended().options_.merge(options);
-  AllGather slot{values, axis, merged};
-  meet({"all_gather", typeid(AllGather), &AllGather::same, &AllGather::describe, &AllGather::act},
-       &slot, merged);
-  return std::move(slot.results);
+  AllGather part(values, axis, merged);
+  group_->meet(*this, part, merged);
+  return std::move(part.results);
 }
 
 Tensor ReplicaContext::all_gather(const Tensor& value, int64_t axis,

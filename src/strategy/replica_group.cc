@@ -16,8 +16,7 @@ ReplicaGroup::ReplicaGroup(Strategy& strategy, const std::vector<std::string>& d
     : strategy_(strategy),
       threads_(int(devices.size())),
       rendezvous_(int(devices.size()), "replica", first_id),
-      meetings_(devices.size()),
-      slots_(devices.size()),
+      parts_(devices.size()),
       fences_(devices.size()),
       victims_(devices.size()) {
   for (int i = 0; i < int(devices.size()); ++i)
@@ -56,8 +55,6 @@ void ReplicaGroup::run(const std::function<void(size_t)>& fn) {
 
 // The replicas of other workers can no longer be matched.
 void ReplicaGroup::give_up(const ReplicaContext& context, const std::exception_ptr& error) {
-  const auto& workers = strategy_.extended().workers_;
-  if (!workers) return;
   std::string why = "an exception of unknown type";
   try {
     std::rethrow_exception(error);
@@ -65,51 +62,50 @@ void ReplicaGroup::give_up(const ReplicaContext& context, const std::exception_p
     why = e.what();
   } catch (...) {
   }
-  workers->abandon(fmt::format("replica {}: {}", context.replica_id_in_sync_group(), why));
+  strategy_.extended().workers_->abandon(
+      fmt::format("replica {}: {}", context.replica_id_in_sync_group(), why));
 }
 
-void ReplicaGroup::meet(ReplicaContext& context, const Meeting& meeting, void* slot,
+void ReplicaGroup::meet(ReplicaContext& context, Meeting& part,
                         const CommunicationOptions& options) {
   const auto i = size_t(context.local_replica_id());
   if (&get_replica_context() != &context)
     throw FailedPreconditionError(fmt::format(
-        "{}: the context belongs to another replica or to a run that is over", meeting.what));
-  const CommunicationOptions merged = strategy_.extended().options_.merge(options);
-  merged.validate(meeting.what);
-  meetings_[i] = &meeting;
-  slots_[i] = slot;
+        "{}: the context belongs to another replica or to a run that is over", part.what()));
+  options.validate(part.what());
+  parts_[i] = &part;
   fences_[i] = device::Fence::here();
   bool acted = false;
   try {
-    rendezvous_.meet(int(i), meeting.what,
-                     {.timeout = merged.timeout.value_or(base::settings().timeout),
+    rendezvous_.meet(int(i), part.what(),
+                     {.timeout = options.timeout.value_or(base::settings().timeout),
                       .warn_after = base::settings().warn_after},
                      [&] {
                        acted = true;
                        check_agreement();
                        const ContextSwitch outside(strategy_, nullptr, -1, "");
                        for (const device::Fence& fence : fences_) fence.wait();
-                       meetings_[0]->act(strategy_, slots_);
+                       parts_[0]->act(strategy_, parts_);
                        acted_ = device::Fence::here();
                      });
     acted_.wait();
   } catch (...) {
     victims_[i] = !acted;
-    // Outside of run, which does it otherwise, nobody else can be inside.
+    // Outside of run, which does it otherwise, no other replica can be inside.
     if (contexts_.size() == 1) rendezvous_.reset();
     throw;
   }
 }
 
 void ReplicaGroup::check_agreement() {
-  const Meeting& first = *meetings_[0];
-  for (size_t i = 1; i < meetings_.size(); ++i) {
-    const Meeting& other = *meetings_[i];
-    if (first.type == other.type && first.same(slots_[0], slots_[i])) continue;
+  const Meeting& first = *parts_[0];
+  for (size_t i = 1; i < parts_.size(); ++i) {
+    const Meeting& other = *parts_[i];
+    if (typeid(first) == typeid(other) && first.agrees_with(other)) continue;
     const std::string text =
         fmt::format("the replicas disagree: replica {} asks for {}({}), replica {} for {}({})",
-                    contexts_[0].replica_id_in_sync_group(), first.what, first.describe(slots_[0]),
-                    contexts_[i].replica_id_in_sync_group(), other.what, other.describe(slots_[i]));
+                    contexts_[0].replica_id_in_sync_group(), first.what(), first.describe(),
+                    contexts_[i].replica_id_in_sync_group(), other.what(), other.describe());
     rendezvous_.abort(ErrorCode::invalid_argument, text);
     throw InvalidArgumentError(text);
   }

@@ -25,8 +25,9 @@ class ReplicaGroup {
   // fn(i) for every replica; see Strategy::run.
   void run(const std::function<void(size_t)>& fn);
 
-  void meet(ReplicaContext& context, const Meeting& meeting, void* slot,
-            const CommunicationOptions& options);
+  // Waits for the other replicas, and has the call made once for all. `options` are those of the
+  // strategy and of the call together.
+  void meet(ReplicaContext& context, Meeting& part, const CommunicationOptions& options);
 
   ReplicaContext& context(size_t i) { return contexts_[i]; }
 
@@ -39,11 +40,10 @@ class ReplicaGroup {
   strategy::ReplicaThreads threads_;
   base::Rendezvous rendezvous_;
   std::mutex serial_;  // one run at a time
-  std::vector<const Meeting*> meetings_;
-  std::vector<void*> slots_;
+  std::vector<Meeting*> parts_;
   std::vector<device::Fence> fences_;  // what the replicas have enqueued on GPUs before they met
-  device::Fence acted_;                // what the one who acted for all has
-  std::vector<char> victims_;  // replicas that failed only because another one did
+  device::Fence acted_;                // what the replica that acted for all has
+  std::vector<char> victims_;          // replicas that failed only because another one did
 };
 
 }  // namespace tutti::detail

@@ -12,7 +12,7 @@ namespace tutti::strategy {
 
 namespace {
 
-// Waits until `value` is no longer `old`. Spinning pays only where the others have cores of their
+// Waits until `value` is no longer `old`. Spinning pays only if the others have cores of their
 // own to run on.
 void wait_while(const std::atomic<uint32_t>& value, uint32_t old, int spins) {
   for (int i = 0; i < spins; ++i) {

@@ -17,15 +17,10 @@ namespace {
 
 // A strategy of one replica, for code that runs outside of any: the same program then needs no
 // branch.
-class DefaultExtended : public StrategyExtended {
- public:
-  DefaultExtended()
-      : StrategyExtended({canonicalize("/cpu:0")}, std::make_shared<ReductionToOneDevice>()) {}
-};
-
 class DefaultStrategy : public Strategy {
  public:
-  DefaultStrategy() : Strategy(std::make_unique<DefaultExtended>()) {}
+  DefaultStrategy()
+      : Strategy({canonicalize("/cpu:0")}, std::make_shared<ReductionToOneDevice>()) {}
 };
 
 }  // namespace
@@ -46,12 +41,11 @@ ReplicaContext& default_replica_context() {
 
 }  // namespace strategy
 
-Strategy::Strategy(std::unique_ptr<StrategyExtended> extended) : extended_(std::move(extended)) {
-  extended_->strategy_ = this;
-  extended_->group_ = std::make_unique<detail::ReplicaGroup>(*this, extended_->worker_devices(),
-                                                             extended_->replica_ids()[0],
-                                                             extended_->num_replicas_in_sync());
-}
+Strategy::Strategy(std::vector<std::string> devices,
+                   std::shared_ptr<CrossDeviceOps> cross_device_ops,
+                   const CommunicationOptions& options)
+    : extended_(
+          new StrategyExtended(*this, std::move(devices), std::move(cross_device_ops), options)) {}
 
 Strategy::~Strategy() = default;
 
@@ -172,7 +166,7 @@ input::Layout layout_of(const StrategyExtended& extended, bool own_data) {
       .communication = {}};
   if (own_data && layout.num_workers > 1) {
     const std::shared_ptr<const detail::Workers> workers = detail::WorkersOf::shared(extended);
-    (void)workers->group();  // which throws where they were left
+    (void)workers->group();  // which throws if this worker has left
     layout.new_group = [workers] { return workers->new_group(); };
     layout.communication = workers->options();
   }
@@ -184,11 +178,8 @@ std::shared_ptr<const detail::InputSource> from_function(const StrategyExtended&
                                                          const InputFn& input_fn,
                                                          const InputOptions& options) {
   std::shared_ptr<const detail::InputSource> source;
-  const auto make = [&] {
-    source = input::from_function(layout_of(extended, true), input_fn, options);
-  };
-  const detail::Workers* const workers = detail::WorkersOf::of(extended);
-  workers ? workers->on_all(make) : make();
+  detail::WorkersOf::of(extended).on_all(
+      [&] { source = input::from_function(layout_of(extended, true), input_fn, options); });
   return source;
 }
 

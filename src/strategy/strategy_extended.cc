@@ -11,10 +11,16 @@
 
 namespace tutti {
 
-StrategyExtended::StrategyExtended(std::vector<std::string> devices,
+StrategyExtended::StrategyExtended(Strategy& strategy, std::vector<std::string> devices,
                                    std::shared_ptr<CrossDeviceOps> ops,
                                    const CommunicationOptions& options)
-    : devices_(std::move(devices)), ops_(std::move(ops)), options_(options) {}
+    : strategy_(&strategy),
+      devices_(std::move(devices)),
+      ops_(std::move(ops)),
+      options_(options),
+      workers_(std::make_shared<detail::Workers>()),
+      group_(
+          std::make_unique<detail::ReplicaGroup>(strategy, devices_, 0, num_replicas_in_sync())) {}
 
 StrategyExtended::~StrategyExtended() = default;
 
@@ -37,7 +43,7 @@ void StrategyExtended::join(std::shared_ptr<detail::Workers> workers) {
 
 namespace {
 
-// What is there in the place of the cross-device operations once the job was left.
+// The cross-device operations of a strategy that has left its job.
 class NoOps : public CrossDeviceOps {
  public:
   explicit NoOps(std::shared_ptr<detail::Workers> workers) : workers_(std::move(workers)) {}
@@ -68,9 +74,7 @@ void StrategyExtended::leave() {
   ops_ = std::make_shared<NoOps>(workers_);
 }
 
-Value StrategyExtended::from_chief(const Value& value) const {
-  return workers_ ? workers_->from_chief(value) : value;
-}
+Value StrategyExtended::from_chief(const Value& value) const { return workers_->from_chief(value); }
 
 void StrategyExtended::require_cross_replica(const char* what) const {
   strategy::require_cross_replica(*strategy_, what);

@@ -19,6 +19,20 @@ namespace tutti {
 
 using detail::TensorAccess;
 
+namespace {
+
+// All variables, by the memory of their components.
+struct Registry {
+  std::mutex mutex;
+  std::map<const void*, std::weak_ptr<void>> by_memory;
+};
+Registry& registry() {
+  static Registry* const instance = new Registry;
+  return *instance;
+}
+
+}  // namespace
+
 struct Variable::Impl {
   Impl(const VariableOptions& options, StrategyExtended& extended)
       : name(options.name),
@@ -31,11 +45,19 @@ struct Variable::Impl {
         count(extended.variables_) {
     ++*count;
   }
-  ~Impl();
+  ~Impl() {
+    --*count;
+    std::lock_guard lock(registry().mutex);
+    for (const Tensor& component : components) registry().by_memory.erase(component.const_data());
+  }
   Impl(const Impl&) = delete;
 
   // Makes it known by its components.
-  void enlist(const std::shared_ptr<Impl>& self);
+  void enlist(const std::shared_ptr<Impl>& self) {
+    std::lock_guard lock(registry().mutex);
+    for (const Tensor& component : components)
+      registry().by_memory[component.const_data()] = std::shared_ptr<void>(self);
+  }
 
   std::string name;
   VariableSynchronization synchronization;
@@ -47,16 +69,6 @@ struct Variable::Impl {
 };
 
 namespace {
-
-// All variables, by the memory of their components.
-struct Registry {
-  std::mutex mutex;
-  std::map<const void*, std::weak_ptr<void>> by_memory;
-};
-Registry& registry() {
-  static Registry* const instance = new Registry;
-  return *instance;
-}
 
 // "w_1" and "w" are one name: "_N" at the end of a name, or of a part of it, only keeps names
 // apart.
@@ -76,12 +88,8 @@ std::string canonical_name(const std::string& name) {
   return result;
 }
 
-}  // namespace
-
-namespace {
-
-// The replica function of `strategy` that this thread is in; null where it is in cross-replica or
-// no context.
+// The replica function of `strategy` that this thread is in; null if it is in cross-replica or no
+// context.
 ReplicaContext* replica_of(const Strategy& strategy, const char* what) {
   const strategy::Context& context = strategy::context();
   if (context.strategy && context.strategy != &strategy)
@@ -99,18 +107,6 @@ std::string_view name(VariableSynchronization synchronization) {
   return names[size_t(synchronization)];
 }
 
-void Variable::Impl::enlist(const std::shared_ptr<Impl>& self) {
-  std::lock_guard lock(registry().mutex);
-  for (const Tensor& component : components)
-    registry().by_memory[component.const_data()] = std::shared_ptr<void>(self);
-}
-
-Variable::Impl::~Impl() {
-  --*count;
-  std::lock_guard lock(registry().mutex);
-  for (const Tensor& component : components) registry().by_memory.erase(component.const_data());
-}
-
 Variable Variable::make(const Tensor& initial_value, const VariableOptions& options,
                         StrategyExtended& extended) {
   const std::string what = fmt::format("Variable \"{}\"", options.name);
@@ -124,12 +120,11 @@ Variable Variable::make(const Tensor& initial_value, const VariableOptions& opti
                     tutti::name(initial_value.dtype())));
   const std::vector<std::string>& colocated = strategy::context().colocated_on;
   const auto impl = std::make_shared<Impl>(options, extended);
-  if (extended.workers_)
-    extended.workers_->agree(
-        "Variable::create",
-        fmt::format("\"{}\" ({}{}, {}, {})", options.name, tutti::name(initial_value.dtype()),
-                    initial_value.shape().to_string(), tutti::name(impl->synchronization),
-                    tutti::name(options.aggregation)));
+  extended.workers_->agree(
+      "Variable::create",
+      fmt::format("\"{}\" ({}{}, {}, {})", options.name, tutti::name(initial_value.dtype()),
+                  initial_value.shape().to_string(), tutti::name(impl->synchronization),
+                  tutti::name(options.aggregation)));
   const Tensor start = extended.from_chief(initial_value).tensor();
   for (const std::string& device : colocated.empty() ? extended.parameter_devices() : colocated)
     impl->components.push_back(start.clone_to(device));
@@ -145,42 +140,43 @@ Variable Variable::create(const Tensor& initial_value, const VariableOptions& op
 
   if (!initial_value)
     throw InvalidArgumentError("Variable::create: the initial value holds nothing");
-  struct Slot {
+  struct Creation : detail::Meeting {
+    Creation(const Tensor& value, const VariableOptions& given)
+        : Meeting("Variable::create"), initial_value(value), options(given) {}
+
+    bool agrees_with(const Meeting& part) const override {
+      const auto& other = static_cast<const Creation&>(part);
+      return options.synchronization == other.options.synchronization &&
+             options.aggregation == other.options.aggregation &&
+             initial_value.dtype() == other.initial_value.dtype() &&
+             initial_value.shape() == other.initial_value.shape();
+    }
+
+    std::string describe() const override {
+      return fmt::format("\"{}\", {}{}, {}, {}", options.name, tutti::name(initial_value.dtype()),
+                         initial_value.shape().to_string(), tutti::name(options.synchronization),
+                         tutti::name(options.aggregation));
+    }
+
+    void act(Strategy& strategy, std::span<Meeting* const> parts) override {
+      const auto part = [&](size_t r) -> Creation& { return static_cast<Creation&>(*parts[r]); };
+      for (size_t r = 1; r < parts.size(); ++r)
+        if (canonical_name(part(r).options.name) != canonical_name(options.name))
+          throw FailedPreconditionError(
+              fmt::format("Variable::create: replica 0 makes \"{}\" where replica {} makes "
+                          "\"{}\"; replicas must make "
+                          "the same variables in the same order",
+                          options.name, r, part(r).options.name));
+      const Variable variable = make(initial_value, options, strategy.extended());
+      for (size_t r = 0; r < parts.size(); ++r) part(r).result = variable;
+    }
+
     const Tensor& initial_value;
     const VariableOptions& options;
     std::optional<Variable> result = {};
-  } slot{initial_value, options};
-  const detail::Meeting meeting{
-      "Variable::create", typeid(Slot),
-      [](const void* a, const void* b) {
-        const auto &x = *static_cast<const Slot*>(a), &y = *static_cast<const Slot*>(b);
-        return x.options.synchronization == y.options.synchronization &&
-               x.options.aggregation == y.options.aggregation &&
-               x.initial_value.dtype() == y.initial_value.dtype() &&
-               x.initial_value.shape() == y.initial_value.shape();
-      },
-      [](const void* s) {
-        const auto& asked = *static_cast<const Slot*>(s);
-        return fmt::format(
-            "\"{}\", {}{}, {}, {}", asked.options.name, tutti::name(asked.initial_value.dtype()),
-            asked.initial_value.shape().to_string(), tutti::name(asked.options.synchronization),
-            tutti::name(asked.options.aggregation));
-      },
-      [](Strategy& strategy, std::span<void* const> slots) {
-        const auto slot_of = [&](size_t i) { return static_cast<Slot*>(slots[i]); };
-        const VariableOptions& first = slot_of(0)->options;
-        for (size_t i = 1; i < slots.size(); ++i)
-          if (canonical_name(slot_of(i)->options.name) != canonical_name(first.name))
-            throw FailedPreconditionError(
-                fmt::format("Variable::create: replica 0 makes \"{}\" where replica {} makes "
-                            "\"{}\"; replicas must make "
-                            "the same variables in the same order",
-                            first.name, i, slot_of(i)->options.name));
-        const Variable variable = make(slot_of(0)->initial_value, first, strategy.extended());
-        for (size_t i = 0; i < slots.size(); ++i) slot_of(i)->result = variable;
-      }};
-  context.replica->meet(meeting, &slot, {});
-  return *slot.result;
+  } part(initial_value, options);
+  context.replica->meet(part);
+  return *part.result;
 }
 
 const std::string& Variable::name() const { return impl_->name; }
@@ -440,30 +436,32 @@ void Variable::write_in_replica(const char* what, Update update, const Value& va
       aggregation() == VariableAggregation::NONE)
     return apply(update, value, local);
 
-  struct Slot {
+  struct Aggregation : detail::Meeting {
+    Aggregation(const Variable& target, const char* what, Update kind, const Value& given)
+        : Meeting(what), variable(target), update(kind), value(given) {}
+
+    bool agrees_with(const Meeting& part) const override {
+      const auto& other = static_cast<const Aggregation&>(part);
+      return variable == other.variable && update == other.update &&
+             value.is_sparse() == other.value.is_sparse();
+    }
+
+    std::string describe() const override {
+      return fmt::format("{} of \"{}\"", what(), variable.name());
+    }
+
+    void act(Strategy&, std::span<Meeting* const> parts) override {
+      std::vector<Value> values;
+      for (const Meeting* part : parts)
+        values.push_back(static_cast<const Aggregation*>(part)->value);
+      variable.write_aggregate(update, PerReplica<Value>(std::move(values)));
+    }
+
     const Variable& variable;
-    const char* what;
-    Update update;
+    const Update update;
     const Value& value;
-  } slot{*this, what, update, value};
-  const detail::Meeting meeting{
-      what, typeid(Slot),
-      [](const void* a, const void* b) {
-        const auto &x = *static_cast<const Slot*>(a), &y = *static_cast<const Slot*>(b);
-        return x.variable == y.variable && x.update == y.update &&
-               x.value.is_sparse() == y.value.is_sparse();
-      },
-      [](const void* s) {
-        const auto& slot_ = *static_cast<const Slot*>(s);
-        return fmt::format("{} of \"{}\"", slot_.what, slot_.variable.name());
-      },
-      [](Strategy&, std::span<void* const> slots) {
-        std::vector<Value> parts;
-        for (const void* s : slots) parts.push_back(static_cast<const Slot*>(s)->value);
-        const Slot& first = *static_cast<const Slot*>(slots[0]);
-        first.variable.write_aggregate(first.update, PerReplica<Value>(std::move(parts)));
-      }};
-  context.meet(meeting, &slot, {});
+  } part(*this, what, update, value);
+  context.meet(part);
 }
 
 void Variable::assign(const Tensor& value) const { write("assign", Update::assign, Value(value)); }

@@ -17,7 +17,7 @@ std::string task_name(const std::string& type, int id) {
 
 Group duplicate(const Group& group) { return group.split(0, group.rank()); }
 
-// How a function ended, as text: empty where all is well.
+// How a function ended, as text: empty if all is well.
 struct Outcome {
   std::exception_ptr error = {};
   std::string text = {};
@@ -108,11 +108,16 @@ Workers::Workers(const Roster& roster, const CommunicationOptions& options)
       size_(group_->size()),
       rank_(group_->rank()) {}
 
-const Group& Workers::group() const {
-  if (!group_)
+bool Workers::alone() const {
+  if (left_)
     throw FailedPreconditionError(
         "the strategy has left its job (experimental_finalize); experimental_initialize joins it "
         "again");
+  return size() == 1;
+}
+
+const Group& Workers::group() const {
+  (void)alone();  // which throws if this worker has left
   return *group_;
 }
 
@@ -125,49 +130,47 @@ Group Workers::new_group() const {
 }
 
 Tensor Workers::from_chief(const Tensor& value) const {
-  const Group& all = group();
-  if (size() == 1) return value;
+  if (alone()) return value;
   const Tensor result = value.clone();
-  all.broadcast(result, 0, options_);
+  group_->broadcast(result, 0, options_);
   return result;
 }
 
 Value Workers::from_chief(const Value& value) const {
   if (!value.is_sparse()) return from_chief(value.tensor());
-  const Group& all = group();
-  if (size() == 1) return value;
+  if (alone()) return value;
   // Workers may have different numbers of rows.
   const IndexedSlices& mine = value.slices();
   std::vector<int64_t> rows{mine.values.shape()[0]};
-  all.broadcast(rows, 0, options_);
+  group_->broadcast(rows, 0, options_);
   const Shape shape = mine.values.shape().with_extent(0, rows[0]);
   const bool chief = rank() == 0;
   const Tensor values =
       chief ? mine.values.clone() : Tensor::empty(shape, mine.dtype(), mine.device());
   const Tensor indices = chief ? mine.indices.to(DType::int64).clone()
                                : Tensor::empty({rows[0]}, DType::int64, mine.device());
-  all.broadcast(values, 0, options_);
-  all.broadcast(indices, 0, options_);
+  group_->broadcast(values, 0, options_);
+  group_->broadcast(indices, 0, options_);
   return IndexedSlices{values, indices, mine.dense_shape};
 }
 
 std::string Workers::from_chief(const std::string& text) const {
-  const Group& all = group();
-  if (size() == 1) return text;
+  if (alone()) return text;
   std::vector<uint64_t> length{text.size()};
-  all.broadcast(length, 0, options_);
+  group_->broadcast(length, 0, options_);
   std::vector<uint8_t> bytes(text.begin(), text.end());
   bytes.resize(length[0]);
-  all.broadcast(bytes, 0, options_);
+  group_->broadcast(bytes, 0, options_);
   return {bytes.begin(), bytes.end()};
 }
 
 std::vector<std::string> Workers::from_all(const std::string& text) const {
+  if (alone()) return {text};
   const std::vector<int64_t> length{int64_t(text.size())};
   std::vector<int64_t> lengths(static_cast<size_t>(size()));
-  group().all_gather(length, lengths, options_);
+  group_->all_gather(length, lengths, options_);
   const std::vector<uint8_t> bytes =
-      group().all_gather_uneven(std::vector<uint8_t>(text.begin(), text.end()), options_);
+      group_->all_gather_uneven(std::vector<uint8_t>(text.begin(), text.end()), options_);
   std::vector<std::string> result;
   auto at = bytes.begin();
   for (const int64_t n : lengths) {
@@ -187,7 +190,7 @@ void Workers::agree(const char* what, const std::string& text) const {
 }
 
 void Workers::on_chief(const std::function<void()>& fn) const {
-  (void)group();  // or else nothing is done
+  if (alone()) return fn();
   const Outcome mine = rank() == 0 ? Outcome::of(fn) : Outcome{};
   const std::string text = from_chief(mine.text);
   if (mine.error) std::rethrow_exception(mine.error);
@@ -195,7 +198,7 @@ void Workers::on_chief(const std::function<void()>& fn) const {
 }
 
 void Workers::on_all(const std::function<void()>& fn) const {
-  (void)group();
+  if (alone()) return fn();
   const Outcome mine = Outcome::of(fn);
   const std::vector<std::string> all = from_all(mine.text);
   if (mine.error) std::rethrow_exception(mine.error);
