@@ -1,4 +1,4 @@
-// Who takes part in a job: ClusterSpec, and the resolvers that find one.
+// The tasks of a job: ClusterSpec, and the resolvers that find one.
 //
 // A cluster has jobs ("chief", "worker", "evaluator", "ps"), a job has tasks 0, 1, and so on, and a
 // task has an address. Chief and workers are the ranks of a group, the chief first.
@@ -14,18 +14,18 @@
 #include <utility>
 #include <vector>
 
+namespace tutti::cluster {
+struct Launch;
+}
+
 #pragma GCC visibility push(default)
 
 namespace tutti {
 
-namespace cluster {
-struct Launch;
-}
-
 // The addresses of all tasks. A value type.
 class ClusterSpec {
  public:
-  // The addresses of a job's tasks: a list, or pairs of index and address where there are holes.
+  // The addresses of a job's tasks: a list, or pairs of index and address if there are holes.
   struct Tasks {
     Tasks() = default;
     Tasks(std::initializer_list<std::string> list);
@@ -39,7 +39,7 @@ class ClusterSpec {
 
   ClusterSpec() = default;
   // ClusterSpec{{{"chief", {"a:5000"}}, {"worker", {"b:5000", "c:5000"}}}}. Any name will do for a
-  // job. An address reads "host:port" and belongs to one task only; it is empty where it is not
+  // job. An address reads "host:port" and belongs to one task only; it is empty if it is not
   // known up front.
   ClusterSpec(std::map<std::string, Tasks> jobs);
   // From {"worker": ["a:5000", "b:5000"]} or {"worker": {"0": "a:5000", "1": "b:5000"}}.
@@ -78,7 +78,7 @@ void validate_cluster_spec(const ClusterSpec& cluster, const std::string& task_t
                            std::optional<int> task_id = {});
 
 // All of these validate the cluster first.
-// Chief and evaluator are, and where there is no chief worker 0 is.
+// Chief and evaluator are, and if there is no chief worker 0 is.
 bool is_chief(const ClusterSpec& cluster, const std::string& task_type, int task_id);
 // How many tasks work together with one of this type: chief and workers, or the evaluators.
 int worker_count(const ClusterSpec& cluster, const std::string& task_type);
@@ -100,19 +100,19 @@ struct ClusterResolverOptions {
 
 // Finds the cluster and this process's place in it. Derive from it to ask a scheduler of your own.
 // What its options or setters give goes before what it finds. Const members are safe to call from
-// any thread as long as nobody changes the environment.
+// any thread as long as no thread changes the environment.
 class ClusterResolver {
  public:
   explicit ClusterResolver(ClusterResolverOptions options = {});
   virtual ~ClusterResolver() = default;
 
-  virtual ClusterSpec cluster_spec() const = 0;  // empty where there is no cluster
-  std::string task_type() const;                 // empty where there is none
+  virtual ClusterSpec cluster_spec() const = 0;  // empty if there is no cluster
+  std::string task_type() const;                 // empty if there is none
   std::optional<int> task_id() const;
   std::string rpc_layer() const;
   int num_accelerators(const std::string& type = "GPU") const;
 
-  // "address" or "rpc_layer://address" of this task, or of the one that is named. Empty where the
+  // "address" or "rpc_layer://address" of this task, or of the one that is named. Empty if the
   // cluster has one task or none.
   std::string master(const std::optional<std::string>& task_type = {},
                      std::optional<int> task_id = {},
@@ -158,7 +158,7 @@ class TFConfigClusterResolver : public ClusterResolver {
 };
 
 // From the variables of a launcher, read afresh at every call: a cluster of workers, each with its
-// rank as its task_id. Empty where the launcher started one process, or none.
+// rank as its task_id. Empty if the launcher started one process, or none.
 class LaunchedClusterResolver : public ClusterResolver {
  public:
   ClusterSpec cluster_spec() const override;
@@ -174,7 +174,7 @@ class LaunchedClusterResolver : public ClusterResolver {
 };
 
 // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Only the address of rank 0 is known: the master's
-// port, or the one after it where torchrun itself keeps that one.
+// port, or the one after it if torchrun itself keeps that one.
 class TorchrunClusterResolver : public LaunchedClusterResolver {
  public:
   explicit TorchrunClusterResolver(ClusterResolverOptions options = {});

@@ -22,14 +22,14 @@
 #include <string>
 #include <vector>
 
+namespace tutti::detail {
+class DatasetNode;
+class DatasetCursor;
+}  // namespace tutti::detail
+
 #pragma GCC visibility push(default)
 
 namespace tutti {
-
-namespace detail {
-class DatasetNode;
-class DatasetCursor;
-}  // namespace detail
 
 // What all elements of a dataset have in common in one component.
 struct TensorSpec {
@@ -42,7 +42,7 @@ struct TensorSpec {
 class DatasetIterator {
  public:
   // The next element, or none at the end. An exception thrown by a function of the pipeline, or by
-  // a file that cannot be read, comes out here, also where it happened on another thread; after it
+  // a file that cannot be read, comes out here, also if it happened on another thread; after it
   // the iterator is at its end.
   std::optional<std::vector<Tensor>> next();
 
@@ -74,7 +74,7 @@ class Dataset {
   // `start` is called once per run and returns a function that gives the elements one by one. Saved
   // by its position: a restored run asks for the earlier elements again and drops them.
   static Dataset from_generator(std::function<Generator()> start);
-  // The files that match a glob pattern, sorted by name. NotFoundError where none does.
+  // The files that match a glob pattern, sorted by name. NotFoundError if none does.
   static Dataset list_files(const std::string& pattern);
   static Dataset text_lines(std::vector<std::string> files);  // one per line, without its end
   // The records of TFRecord files, uncompressed. DataLossError if a checksum is wrong.
@@ -130,7 +130,7 @@ class Dataset {
       Components initial_state,
       const std::function<Components(const Components& state, const Components&)>& fn) const;
 
-  // From the start, or from where `state` was saved. DataLossError where the state is damaged or of
+  // From the start, or from where `state` was saved. DataLossError if the state is damaged or of
   // another dataset.
   DatasetIterator make_iterator() const;
   DatasetIterator make_iterator(const std::string& state) const;
@@ -144,19 +144,19 @@ class Dataset {
   // element that it makes, extents aside; nothing if there is none.
   std::vector<TensorSpec> element_spec() const;
 
-  // Number of elements, where it is known without running: -1 is infinite, -2 unknown.
+  // Number of elements, if it is known without running: -1 is infinite, -2 unknown.
   int64_t cardinality() const;
   static constexpr int64_t infinite = -1, unknown = -2;
 
   // What the strategies ask of a pipeline.
   // The size of its batches: of its last batch step, through steps that keep elements whole
   // (prefetch, take, skip, repeat, shuffle, cache, shard, concatenate and zip of equal ones); none
-  // where there is no such step.
+  // if there is no such step.
   std::optional<int64_t> batch_size() const;
   // Is the last step a batch, prefetches aside?
   bool ends_with_batch() const;
   // The pipeline with its files dealt out: every num_shards-th file from `index` on, shuffles of
-  // file names upstream of the readers removed. None where it reads no files. OutOfRangeError where
+  // file names upstream of the readers removed. None if it reads no files. OutOfRangeError if
   // there are fewer files than shards.
   std::optional<Dataset> with_files_sharded(int64_t num_shards, int64_t index) const;
 

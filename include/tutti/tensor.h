@@ -17,14 +17,14 @@
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;
 
+namespace tutti::detail {
+class Device;
+struct TensorAccess;
+}  // namespace tutti::detail
+
 #pragma GCC visibility push(default)
 
 namespace tutti {
-
-namespace detail {
-class Device;
-struct TensorAccess;
-}  // namespace detail
 
 // A handle to reference-counted, contiguous, 64-byte aligned memory. Copies of a Tensor share the
 // memory; clone() copies it. A default-constructed Tensor holds nothing, and asking it for anything
@@ -40,7 +40,7 @@ class Tensor {
   // Memory as it comes, not zeroed.
   static Tensor empty(const Shape& shape, DType dtype, std::string_view device = {});
   static Tensor zeros(const Shape& shape, DType dtype, std::string_view device = {});
-  // InvalidArgumentError where an integer dtype cannot hold `value`.
+  // InvalidArgumentError if an integer dtype cannot hold `value`.
   static Tensor full(const Shape& shape, double value, DType dtype, std::string_view device = {});
 
   template <Element T>
@@ -56,7 +56,7 @@ class Tensor {
     return copy_of(&value, Shape{}, dtype_of<T>::value, device);
   }
 
-  // Memory of somebody else's, used where it is. `owner` is kept alive as long as any handle is;
+  // Memory that the caller owns, used in place. `owner` is kept alive as long as any handle is;
   // without one, the memory must outlive them all. It need not be aligned beyond its element type.
   static Tensor borrow(void* data, const Shape& shape, DType dtype, std::string_view device = {},
                        std::shared_ptr<void> owner = {});
@@ -79,10 +79,10 @@ class Tensor {
   size_t num_bytes() const;
   bool is_read_only() const;  // set by DLPack; such memory is never handed out for writing
 
-  void* data() const;  // InvalidArgumentError where the memory is read-only
+  void* data() const;  // InvalidArgumentError if the memory is read-only
   const void* const_data() const;
 
-  // The elements, in place. T must be the tensor's type, or const of it. InvalidArgumentError where
+  // The elements, in place. T must be the tensor's type, or const of it. InvalidArgumentError if
   // the tensor is not in host memory, or is read-only and T is not const.
   template <class T>
   requires Element<T> std::span<T> span()
@@ -111,7 +111,7 @@ class Tensor {
   }
 
   Tensor clone() const;
-  Tensor clone_to(std::string_view device) const;  // always a copy, also where it is there already
+  Tensor clone_to(std::string_view device) const;  // always a copy, also if it is there already
 
   // The same memory seen in another shape; one extent may be -1 and follows from the others.
   Tensor reshape(std::span<const int64_t> extents) const;
