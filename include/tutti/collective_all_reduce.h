@@ -18,16 +18,16 @@ namespace tutti {
 //
 // A value has a component for each device; or only one, which then stands for its rank as a whole.
 // Destinations are devices of this process. A batch is one operation of the group, or one for each
-// pack where bytes_per_pack asks for packs. IndexedSlices stay sparse: all rows in replica order.
+// pack if bytes_per_pack asks for packs. IndexedSlices stay sparse: all rows in replica order.
 // Dense on one rank and sparse on another is a disagreement.
 //
-// All ranks make the same calls in the same order; where they do not, or where a rank is lost,
-// every rank gets an error that says so (see group.h). Calls from several threads are made one
+// All ranks make the same calls in the same order; if they do not, or if a rank is lost, every rank
+// gets an error that says so (see group.h). Calls from several threads are made one
 // after another.
 class CollectiveAllReduce : public CrossDeviceOps {
  public:
-  // `options` are those of calls that do not set their own. InvalidArgumentError where a device is
-  // not there, is named twice, or is not in host memory.
+  // `options` are those of calls that do not set their own. InvalidArgumentError if a device is not
+  // there, is named twice, or is neither in host memory nor on a GPU.
   CollectiveAllReduce(const std::vector<std::string>& devices, Group group,
                       const CommunicationOptions& options = {});
   ~CollectiveAllReduce() override;

@@ -15,8 +15,8 @@ namespace tutti {
 // Anything that names devices: a device string, a list of them, a tensor, or a distributed value
 // (an all-reduce passes the value itself). It says where and is never written.
 //
-// InvalidArgumentError on construction where a name is empty, malformed or names a device that is
-// not there, where there is no device at all, and where a list of names has a device twice. A
+// InvalidArgumentError on construction if a name is empty, malformed or names a device that is
+// not there, if there is no device at all, and if a list of names has a device twice. A
 // distributed value may hold two components on one device: it then names the device twice, and gets
 // two results.
 class Destinations {

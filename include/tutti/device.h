@@ -22,7 +22,7 @@ struct DeviceSpec {
   std::optional<std::string> type = {};  // "CPU", "GPU", or a name of the user's own
   std::optional<int> index = {};
 
-  // InvalidArgumentError where `name` is not a device name.
+  // InvalidArgumentError if `name` is not a device name.
   static DeviceSpec parse(std::string_view name);
 
   // This spec with every part that `other` gives taken from there.
@@ -43,12 +43,12 @@ std::string resolve(std::string_view device);
 // The name of the CPU that hosts `device`: the same job, replica and task, CPU:0.
 std::string host_of(std::string_view device);
 
-// "GPU:0" to "GPU:n-1", or "CPU:0" where n is 0, as canonical names.
+// "GPU:0" to "GPU:n-1", or "CPU:0" if n is 0, as canonical names.
 std::vector<std::string> local_devices_from_num_gpus(int num_gpus);
 
 // Splits the machine's devices of one type ("CPU" or "GPU") into `count` logical devices. Logical
 // devices behave like distinct ones and share the hardware. May be called again;
-// FailedPreconditionError where a device that would go away still holds tensors. Starts as one CPU.
+// FailedPreconditionError if a device that would go away still holds tensors. Starts as one CPU.
 void set_logical_devices(std::string_view type, int count);
 
 // The canonical names of this process's devices of one type, or of all of them.

@@ -1,8 +1,10 @@
 // The errors that Tutti throws: one class per code, all derived from Error.
 //
-// The text names the operation, what is wrong with it, and the values that show it. Errors are
-// raised before anything has moved: after an InvalidArgumentError every input is as it was. An
-// Error is never shared between threads.
+// The text names the operation, what is wrong with it, and the values that show it. What one
+// process can check is checked before anything has moved: after such an InvalidArgumentError every
+// buffer is as it was. If the failure lies with another rank, a lost peer or a missed deadline,
+// data was under way, and the outputs of the operation hold anything. An Error is never shared
+// between threads.
 #pragma once
 
 #include <stdexcept>
@@ -60,7 +62,7 @@ class UnavailableError : public Error {
   explicit UnavailableError(const std::string& what) : Error(ErrorCode::unavailable, what) {}
 };
 
-// Somebody did not come in time; the text names who.
+// A participant did not come in time; the text names it.
 class DeadlineExceededError : public Error {
  public:
   explicit DeadlineExceededError(const std::string& what)

@@ -21,7 +21,7 @@ namespace tutti {
 // and MAX only.
 enum class ReduceOp { SUM, MEAN, MIN, MAX, PROD };
 
-// The ReduceOp of this name, in any case. InvalidArgumentError where there is none.
+// The ReduceOp of this name, in any case. InvalidArgumentError if there is none.
 ReduceOp reduce_op(std::string_view name);
 std::string_view name(ReduceOp op);
 std::ostream& operator<<(std::ostream& os, ReduceOp op);
@@ -38,7 +38,7 @@ class ReduceOpArg {
   ReduceOp op_;
 };
 
-// The element type of a reduction's result. InvalidArgumentError where `op` is not defined for
+// The element type of a reduction's result. InvalidArgumentError if `op` is not defined for
 // `dtype`.
 DType result_dtype(ReduceOp op, DType dtype);
 
@@ -63,14 +63,14 @@ struct CommunicationOptions {
   // Not negative.
   std::optional<std::chrono::nanoseconds> timeout = {};
   CommunicationImplementation implementation = CommunicationImplementation::AUTO;
-  // Add IndexedSlices up as the tensors they stand for: cheaper where replicas name the same rows.
+  // Add IndexedSlices up as the tensors they stand for: cheaper if replicas name the same rows.
   // The result has every row once, in ascending order. They need a dense_shape.
   bool sparse_as_dense = false;
 
   // These options, with every field that `other` sets (to something else than its default) taken
   // from there.
   CommunicationOptions merge(const CommunicationOptions& other) const;
-  // InvalidArgumentError where a field is out of range; `what` starts the text.
+  // InvalidArgumentError if a field is out of range; `what` starts the text.
   void validate(std::string_view what) const;
   friend bool operator==(const CommunicationOptions&, const CommunicationOptions&) = default;
 };

@@ -34,8 +34,8 @@ class Shape {
   const int64_t* begin() const { return extents().data(); }
   const int64_t* end() const { return begin() + rank(); }
 
-  // The position of `axis`, which counts from the end where it is negative. InvalidArgumentError
-  // where there is none.
+  // The position of `axis`, which counts from the end if it is negative. InvalidArgumentError
+  // if there is none.
   size_t axis(int64_t axis) const;
 
   std::string to_string() const;  // "[3, 2]"

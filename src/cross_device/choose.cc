@@ -45,7 +45,7 @@ Choice choose(const std::vector<std::string>& types, const LinkTable& links) {
 
 namespace {
 
-// Probed only where it matters.
+// Probed only if all devices are GPUs.
 cross_device::LinkTable links_between_gpus(const std::vector<std::string>& types) {
   if (!std::ranges::all_of(types, [](const std::string& type) { return type == "GPU"; })) return {};
   const device::CudaModule* const cuda = device::cuda_module();

@@ -75,7 +75,7 @@ void check_components(std::string_view what, const PerReplica<Value>& value) {
 
 void check_reducible(std::string_view what, ReduceOp op, const PerReplica<Value>& value) {
   check_components(what, value);
-  // Components of one kind agree where each agrees with the first of its kind, so it is enough to
+  // Components of one kind agree if each agrees with the first of its kind, so it is enough to
   // look at those.
   std::vector<size_t> firsts;
   const auto kind = [&](size_t i) {

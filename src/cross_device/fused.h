@@ -1,5 +1,5 @@
-// The reduction that all algorithms share where devices share memory: a whole batch in one pass of
-// the fused kernel, every replica's value read where it is and every result written where it goes.
+// The reduction that all algorithms share if devices share memory: a whole batch in one pass of the
+// fused kernel, which reads every replica's value in place and writes every result in place.
 // Nothing is packed and nothing is staged.
 #pragma once
 
@@ -14,11 +14,11 @@ namespace tutti::cross_device {
 bool is_sparse(const PerReplica<Value>& value);
 
 // Results in the order of the pairs, which have been checked. SUM and MEAN also take IndexedSlices:
-// concatenated where all components of a value are sparse, made dense otherwise.
-// InvalidArgumentError where making them dense fails.
+// concatenated if all components of a value are sparse, made dense otherwise.
+// InvalidArgumentError if making them dense fails.
 std::vector<Mirrored<Value>> fused_reduce(ReduceOp op, std::span<const ValueDestinationPair> pairs);
 
-// The same for one pair. MEAN divides by `replicas` where that is given: the components may be sums
+// The same for one pair. MEAN divides by `replicas` if that is given: the components may be sums
 // already.
 Mirrored<Value> fused_reduce(ReduceOp op, const PerReplica<Value>& value,
                              const Destinations& destinations, int64_t replicas = 0);

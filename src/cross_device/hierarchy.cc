@@ -78,7 +78,7 @@ Mirrored<Value> hierarchical_reduce(ReduceOp op, const PerReplica<Value>& value,
   if (op == ReduceOp::MEAN) result = combined(op, result, {}, int64_t(parts.size()));
   if (half) result = result.to(dtype);
 
-  // Back the way it came, where the results go to the devices that the values are on.
+  // Back the way it came, if the results go to the devices that the values are on.
   const std::vector<Device*>& devices = TensorAccess::devices(destinations);
   const bool back = std::ranges::equal(devices, value, {}, {}, [](const Value& v) {
     return &TensorAccess::device(v.tensor());

@@ -16,8 +16,8 @@ namespace {
 using detail::Device;
 using detail::TensorAccess;
 
-// The communicators of each list of cards, for all who reduce there. One launches at a time: two
-// who launch on the same cards in different orders would wait for each other.
+// The communicators of each list of cards, for all threads that reduce there. One thread launches
+// at a time: two that launch on the same cards in different orders would wait for each other.
 struct Links {
   std::mutex mutex;
   std::map<std::vector<int>, std::unique_ptr<group::NcclLink>> by_cards;

@@ -12,7 +12,7 @@
 namespace tutti::cross_device {
 
 // Of how many GPUs of one process there is one component each, on `destinations` of the same order:
-// 0 where NCCL cannot reduce the value, or its result would not be ours.
+// 0 if NCCL cannot reduce the value, or its result would not be ours.
 size_t distinct_gpus(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations);
 
 // One call of NCCL: a piece of a tensor, on one of the devices.

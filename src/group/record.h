@@ -11,13 +11,14 @@ namespace tutti::group {
 // For one thread at a time.
 class Record {
  public:
-  // The number that the errors call it by. Its end is never set where it failed.
+  // Starts an operation, whose number the errors give. One that fails is never ended.
   void begin(const Description& what);
   void end() { at(count_ - 1).done = true; }
   uint64_t number() const { return count_; }  // of the last one
 
-  std::string last(size_t operations) const;  // one line: "#3 barrier, #4 all_reduce(...) failed"
-  std::string all() const;                    // one line each, with times
+  std::string last(
+      size_t operations) const;  // one line: "#3 barrier, #4 all_reduce(...) (not done)"
+  std::string all() const;       // one line each, with times
 
  private:
   static constexpr size_t kKept = 256;

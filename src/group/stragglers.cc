@@ -17,8 +17,8 @@ constexpr double kLeastShare = 0.02;
 }  // namespace
 
 bool Stragglers::add(Clock::time_point began, Clock::time_point ended) {
-  // The first collective is where the ranks meet after whatever came before: nobody computed for
-  // it.
+  // The ranks come to the first collective from whatever they did before, so its wait says nothing
+  // about their computing.
   if (start_ == Clock::time_point{})
     start_ = ended;
   else

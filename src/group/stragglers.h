@@ -1,6 +1,7 @@
-// Whom the others wait for. Who comes last to a collective waits least in it, so each rank adds up
-// the time that it spends there, and now and then they compare. No clocks are compared, only
-// durations; so it does not matter on which hosts the ranks are.
+// Finding the rank that the others wait for. The rank that comes last to a collective waits least
+// in it, so each rank adds up the time that it spends in collectives, and now and then they
+// compare. No clocks are compared, only durations; so it does not matter on which hosts the ranks
+// are.
 #pragma once
 
 #include <chrono>
@@ -15,7 +16,7 @@ class Stragglers {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Compares every so many collectives; 0: never.
+  // Compares after every `every` collectives; 0: never.
   explicit Stragglers(int every) : every_(every) {}
 
   int every() const { return every_; }
@@ -38,7 +39,7 @@ struct Straggler {
   std::chrono::nanoseconds waited{0};  // by the others for it: the median
   double share = 0;                    // of the time, from 0 to 1
 };
-// `spent`: nanoseconds in collectives, by rank. A rank stands out where the others waited for a
+// `spent`: nanoseconds in collectives, by rank. A rank stands out if the others waited for a
 // millisecond at least, and for 2 % of the time.
 Straggler straggler(std::span<const int64_t> spent, std::chrono::nanoseconds time);
 

@@ -38,7 +38,7 @@ void describe_timeline(const TimelinePart& part);
 inline constexpr const char* kTimelinePart = "tutti_timeline_part";
 
 // One operation, from construction to destruction. Does nothing, and costs one comparison, without
-// a timeline. Spans of a thread nest; the layers beneath an operation add to it through current().
+// a timeline. Spans of a thread nest; the layers beneath an operation add to it through `current`.
 class Span {
  public:
   explicit Span(const char* name) {
