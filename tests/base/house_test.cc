@@ -158,10 +158,11 @@ TEST(House, TheUmbrellaHeaderIncludesEveryPublicHeaderButCompatAndEigen) {
   std::set<std::string> included, expected;
   for (const std::string& include : includes_of(kRoot / "include/tutti/tutti.h"))
     included.insert(public_name(include));
+  static const std::set<std::string> left_out{"tutti.h", "compat.h", "eigen.h"};
   for (const fs::path& path : sources_under(kRoot / "include"))
-    if (path.filename() != "tutti.h" && path.filename() != "compat.h" &&
-        path.filename() != "eigen.h")
-      expected.insert(path.filename());
+    if (const std::string name = installed_name(path);
+        !left_out.contains(name) && !name.starts_with("detail/"))
+      expected.insert(name);
   EXPECT_EQ(included, expected);
 }
 
@@ -182,6 +183,19 @@ TEST(House, TheArchitectureNamesFilesAndFunctionsThatExist) {
   EXPECT_GT(checked, 25);
 }
 
+// A reader of a public header meets its subject first: what templates need lies in detail/.
+TEST(House, PublicHeadersAreShortAndKeepTheirDetailsApart) {
+  static const std::regex opened(R"(\nnamespace detail \{)");
+  for (const fs::path& path : sources_under(kRoot / "include")) {
+    const std::string text = text_of(path);
+    EXPECT_LE(std::ranges::count(text, '\n'), 220) << path;
+    if (const std::string name = installed_name(path);
+        !name.starts_with("detail/") && name != "dtype.h") {
+      EXPECT_FALSE(std::regex_search(text, opened)) << path;
+    }
+  }
+}
+
 TEST(House, PublicHeadersDefineNoMacros) {
   static const std::regex define(R"(#[ \t]*define)");
   for (const fs::path& path : sources_under(kRoot / "include"))
@@ -194,6 +208,19 @@ TEST(House, EveryHeaderIsGuardedByPragmaOnce) {
       if (path.extension() == ".h") {
         EXPECT_THAT(text_of(path), ::testing::HasSubstr("#pragma once")) << path;
       }
+}
+
+// A folder is a program. ctest lists the suites of all of them together.
+TEST(House, EverySuiteIsOfOneProgram) {
+  static const std::regex test(R"((?:^|\n)TEST(?:_F|_P)?\((\w+),)");
+  std::map<std::string, fs::path> folders;
+  for (const fs::path& path : sources_under(kRoot / "tests")) {
+    const std::string text = text_of(path);
+    for (std::sregex_iterator it(text.begin(), text.end(), test), end; it != end; ++it)
+      EXPECT_EQ(folders.emplace((*it)[1], path.parent_path()).first->second, path.parent_path())
+          << (*it)[1];
+  }
+  EXPECT_GT(folders.size(), 100u);
 }
 
 TEST(House, NothingIsPutOffInAComment) {

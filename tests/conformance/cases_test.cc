@@ -37,7 +37,7 @@ const Subject kSubjects[] = {
      [] { return std::make_unique<AllReduceCrossDeviceOps>("hierarchical_copy", 0, 100, 10); }},
 };
 
-class Cases : public testing::LogicalDevices<8, ::testing::TestWithParam<Subject>> {
+class CrossDeviceCases : public testing::LogicalDevices<8, ::testing::TestWithParam<Subject>> {
  protected:
   // first, first + 1, ... on `n` devices.
   static PerReplica<Tensor> counting(size_t n, float first) {
@@ -79,7 +79,7 @@ class Cases : public testing::LogicalDevices<8, ::testing::TestWithParam<Subject
 };
 
 // C001, C002
-TEST_P(Cases, MeanIsOnExactlyTheDestinations) {
+TEST_P(CrossDeviceCases, MeanIsOnExactlyTheDestinations) {
   for_each_layout([&](size_t n, const Destinations& d) {
     expect_on(d, ops->reduce(ReduceOp::MEAN, counting(n, 0), d), mean(n));
     expect_on(d, ops->reduce(ReduceOp::MEAN, counting(n, 1), d), mean(n) + 1);
@@ -87,14 +87,14 @@ TEST_P(Cases, MeanIsOnExactlyTheDestinations) {
 }
 
 // C004; C008 if the packs outnumber the elements
-TEST_P(Cases, SumIsOnExactlyTheDestinations) {
+TEST_P(CrossDeviceCases, SumIsOnExactlyTheDestinations) {
   for_each_layout([&](size_t n, const Destinations& d) {
     expect_on(d, ops->reduce(ReduceOp::SUM, counting(n, 1), d), (mean(n) + 1) * float(n));
   });
 }
 
 // C005, C008
-TEST_P(Cases, BatchesMixDestinations) {
+TEST_P(CrossDeviceCases, BatchesMixDestinations) {
   for (const size_t n : {1, 2, 3, 4, 7})
     for (const Destinations& first : destinations(n))
       for (const Destinations& second : destinations(n)) {
@@ -111,13 +111,13 @@ TEST_P(Cases, BatchesMixDestinations) {
 }
 
 // C007
-TEST_P(Cases, BroadcastReachesEveryDestination) {
+TEST_P(CrossDeviceCases, BroadcastReachesEveryDestination) {
   for_each_layout([&](size_t, const Destinations& d) {
     expect_on(d, ops->broadcast(Tensor::scalar<float>(1, device(0)), d), 1);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(kSubjects),
+INSTANTIATE_TEST_SUITE_P(, CrossDeviceCases, ::testing::ValuesIn(kSubjects),
                          [](const auto& subject) { return std::string(subject.param.name); });
 
 }  // namespace

@@ -31,7 +31,7 @@ F concatenated(const PerReplica<Tensor>& value, size_t axis) {
   return result;
 }
 
-class Gather : public testing::LogicalCpus<4> {
+class CrossDeviceGather : public testing::LogicalCpus<4> {
  protected:
   ReductionToOneDevice one;
   HierarchicalCopyAllReduce hierarchical;
@@ -39,7 +39,7 @@ class Gather : public testing::LogicalCpus<4> {
 };
 
 // C040, C184: [[[1, 2], [1, 2]]] along every axis.
-TEST_F(Gather, ConcatenatesAlongEveryAxis) {
+TEST_F(CrossDeviceGather, ConcatenatesAlongEveryAxis) {
   for (CrossDeviceOps* ops : all)
     for (const size_t n : {1, 2, 4}) {
       std::vector<Tensor> parts;
@@ -61,7 +61,7 @@ TEST_F(Gather, ConcatenatesAlongEveryAxis) {
 }
 
 // C185
-TEST_F(Gather, TakesUnevenExtentsInReplicaOrder) {
+TEST_F(CrossDeviceGather, TakesUnevenExtentsInReplicaOrder) {
   for (const int64_t axis : {0, 1, 2}) {
     std::vector<Tensor> parts;
     for (const int64_t extent : {2, 0, 5, 1}) {
@@ -81,7 +81,7 @@ TEST_F(Gather, TakesUnevenExtentsInReplicaOrder) {
   }
 }
 
-TEST_F(Gather, GivesAnEmptyTensorForEmptyTensors) {
+TEST_F(CrossDeviceGather, GivesAnEmptyTensorForEmptyTensors) {
   const auto gathered = [&](const Shape& shape, int64_t axis) {
     const PerReplica<Tensor> value{Tensor::empty(shape, DType::float64, cpu(0)),
                                    Tensor::empty(shape, DType::float64, cpu(1))};
@@ -93,7 +93,7 @@ TEST_F(Gather, GivesAnEmptyTensorForEmptyTensors) {
   EXPECT_EQ(gathered(Shape{2, 0}, 1).dtype(), DType::float64);
 }
 
-TEST_F(Gather, MovesEveryDtypeUnchanged) {
+TEST_F(CrossDeviceGather, MovesEveryDtypeUnchanged) {
   const PerReplica<Tensor> flags{Tensor::of<bool>({true, false}, cpu(0)),
                                  Tensor::of<bool>({true}, cpu(1))};
   EXPECT_EQ(one.gather(flags, "/cpu:0", 0)[0].to_vector<bool>(),
@@ -105,7 +105,7 @@ TEST_F(Gather, MovesEveryDtypeUnchanged) {
   EXPECT_TRUE(std::signbit(result[1].span<double>()[1]));
 }
 
-TEST_F(Gather, TakesASingleTensorForOneReplica) {
+TEST_F(CrossDeviceGather, TakesASingleTensorForOneReplica) {
   const Tensor t = counting(Shape{2, 3}, 0, cpu(1));
   const Mirrored<Tensor> result = one.gather(t, "/cpu:2", 1);
   EXPECT_EQ(result.devices(), std::vector<std::string>{cpu(2)});

@@ -9,7 +9,7 @@ namespace {
 
 using namespace testing;
 
-class AllReduce : public Ranks {
+class GroupAllReduce : public Ranks {
  protected:
   // Once in place if the types allow it, once out of place.
   void expect_exact(const Sample& sample) {
@@ -27,16 +27,16 @@ class AllReduce : public Ranks {
     });
   }
 };
-TUTTI_ON_RANKS(AllReduce);
+TUTTI_ON_RANKS(GroupAllReduce);
 
-TEST_P(AllReduce, IsTheKernelForEveryDtypeAndOperation) {
+TEST_P(GroupAllReduce, IsTheKernelForEveryDtypeAndOperation) {
   for (const DType dtype : kDTypes)
     for (const ReduceOp op : kOps)
       if (is_defined(op, dtype))
         for (const int64_t count : few_counts(n)) expect_exact({dtype, op, count, n});
 }
 
-TEST_P(AllReduce, IsTheTreeOverRanks) {
+TEST_P(GroupAllReduce, IsTheTreeOverRanks) {
   for (const DType dtype : kFloats) {
     const Sample sample(dtype, ReduceOp::SUM, 1000, n);
     std::vector<const void*> inputs;
@@ -47,7 +47,7 @@ TEST_P(AllReduce, IsTheTreeOverRanks) {
   }
 }
 
-TEST_P(AllReduce, IsExactAroundEveryThreshold) {
+TEST_P(GroupAllReduce, IsExactAroundEveryThreshold) {
   for (const int64_t count : threshold_counts(DType::float32, n))
     expect_exact({DType::float32, ReduceOp::SUM, count, n});
   for (const int64_t count : threshold_counts(DType::bfloat16, n))
@@ -61,13 +61,13 @@ TEST_P(AllReduce, IsExactAroundEveryThreshold) {
     expect_exact({DType::int32, ReduceOp::MEAN, count, n});
 }
 
-TEST_P(AllReduce, IsExactForLargeBuffers) {
+TEST_P(GroupAllReduce, IsExactForLargeBuffers) {
   expect_exact({DType::float32, ReduceOp::SUM, 1 << 20, n});
   expect_exact({DType::float64, ReduceOp::MIN, (1 << 19) + 1, n});
   expect_exact({DType::uint8, ReduceOp::MEAN, (1 << 20) - 1, n});
 }
 
-TEST_P(AllReduce, TakesWindowTensorsOnSomeRanksOrAll) {
+TEST_P(GroupAllReduce, TakesWindowTensorsOnSomeRanksOrAll) {
   for (const int64_t count : {int64_t(5), int64_t(20'000), int64_t(300'001)}) {
     const Sample sample(DType::float32, ReduceOp::SUM, count, n);
     // Which ranks have their input, and which their output, in the window.
@@ -87,7 +87,7 @@ TEST_P(AllReduce, TakesWindowTensorsOnSomeRanksOrAll) {
   }
 }
 
-TEST_P(AllReduce, TakesAllKindsOfBuffers) {
+TEST_P(GroupAllReduce, TakesAllKindsOfBuffers) {
   on_ranks(groups, [&](const Group& group) {
     const auto mine = float(group.rank() + 1), sum = float(n * (n + 1) / 2);
     std::vector<float> vector(3, mine);
@@ -112,7 +112,7 @@ TEST_P(AllReduce, TakesAllKindsOfBuffers) {
 }
 
 // Threads may all give the same memory to read.
-TEST_P(AllReduce, ReadsOneBufferForAllRanks) {
+TEST_P(GroupAllReduce, ReadsOneBufferForAllRanks) {
   const std::vector<int32_t> shared(100'000, 3);
   on_ranks(groups, [&](const Group& group) {
     std::vector<int32_t> out(shared.size());
@@ -121,7 +121,7 @@ TEST_P(AllReduce, ReadsOneBufferForAllRanks) {
   });
 }
 
-class AllReduceOfAList : public AllReduce {
+class GroupAllReduceOfAList : public GroupAllReduce {
  protected:
   struct Kind {
     DType dtype;
@@ -155,9 +155,9 @@ class AllReduceOfAList : public AllReduce {
     });
   }
 };
-TUTTI_ON_RANKS(AllReduceOfAList);
+TUTTI_ON_RANKS(GroupAllReduceOfAList);
 
-TEST_P(AllReduceOfAList, MixesDtypesAndSizesAndEmptyTensors) {
+TEST_P(GroupAllReduceOfAList, MixesDtypesAndSizesAndEmptyTensors) {
   for (const bool in_window : {false, true}) {
     expect_exact_list({}, in_window);
     expect_exact_list({{DType::float64, 0}}, in_window);
@@ -175,14 +175,14 @@ TEST_P(AllReduceOfAList, MixesDtypesAndSizesAndEmptyTensors) {
 }
 
 // More tensors than ranks can tell each other the places of.
-TEST_P(AllReduceOfAList, MayHaveVeryManyTensors) {
+TEST_P(GroupAllReduceOfAList, MayHaveVeryManyTensors) {
   const size_t many = TUTTI_TEST_SANITIZED ? 33'000 : 40'000;
   std::vector<Kind> kinds(many, {DType::int16, 3});
   kinds[100] = {DType::float32, 5'000};
   expect_exact_list(kinds, false);
 }
 
-TEST_P(AllReduceOfAList, IsTheSumOfEachTensor) {
+TEST_P(GroupAllReduceOfAList, IsTheSumOfEachTensor) {
   on_ranks(groups, [&](const Group& group) {
     const std::vector<Tensor> list{Tensor::full({2, 3}, group.rank(), DType::float32),
                                    Tensor::full({2}, 1, DType::int32)};

@@ -10,7 +10,7 @@ namespace {
 using namespace testing;
 
 // C247
-TEST(Cases, AllGatherOfOneTwoAndSixteenIsInOrder) {
+TEST(GroupCases, AllGatherOfOneTwoAndSixteenIsInOrder) {
   for (const int n : {1, 2, 16})
     on_ranks(Group::in_process(n), [n](const Group& group) {
       std::vector<int> all(static_cast<size_t>(n)), expected(static_cast<size_t>(n));
@@ -21,7 +21,7 @@ TEST(Cases, AllGatherOfOneTwoAndSixteenIsInOrder) {
 }
 
 // C248
-TEST(Cases, BroadcastOfThreeNumbers) {
+TEST(GroupCases, BroadcastOfThreeNumbers) {
   on_ranks(Group::in_process(2), [](const Group& group) {
     std::vector<float> data =
         group.rank() == 0 ? std::vector<float>{1, 2, 3} : std::vector<float>(3);
@@ -31,7 +31,7 @@ TEST(Cases, BroadcastOfThreeNumbers) {
 }
 
 // C250: the same operation number in two groups.
-TEST(Cases, TwoGroupsHaveNumbersOfTheirOwn) {
+TEST(GroupCases, TwoGroupsHaveNumbersOfTheirOwn) {
   on_ranks(Group::in_process(4), [](const Group& group) {
     const Group pair = group.split(group.rank() / 2, 0);
     std::vector<int> data{group.rank() + 1};
@@ -41,7 +41,7 @@ TEST(Cases, TwoGroupsHaveNumbersOfTheirOwn) {
 }
 
 // C251
-TEST(Cases, AGroupOfOneReturnsItsInput) {
+TEST(GroupCases, AGroupOfOneReturnsItsInput) {
   const Group group = Group::in_process(1)[0];
   for (const ReduceOp op : kOps) {
     std::vector<float> data{1.5f, -2, 3};
@@ -51,7 +51,7 @@ TEST(Cases, AGroupOfOneReturnsItsInput) {
 }
 
 // C253
-TEST(Cases, GroupsOfTwoAndThreeSumTheirKeyTimesTheirSize) {
+TEST(GroupCases, GroupsOfTwoAndThreeSumTheirKeyTimesTheirSize) {
   on_ranks(Group::in_process(5), [](const Group& group) {
     const int key = group.rank() < 2 ? 10 : 20;
     const Group part = group.split(key, 0);
@@ -62,7 +62,7 @@ TEST(Cases, GroupsOfTwoAndThreeSumTheirKeyTimesTheirSize) {
 }
 
 // C254, C259: hints change nothing.
-TEST(Cases, HintsDoNotChangeTheResult) {
+TEST(GroupCases, HintsDoNotChangeTheResult) {
   on_ranks(Group::in_process(2), [](const Group& group) {
     for (const auto implementation :
          {CommunicationImplementation::AUTO, CommunicationImplementation::RING,
@@ -79,7 +79,7 @@ TEST(Cases, HintsDoNotChangeTheResult) {
 }
 
 // C257: one side gives up, so both do.
-TEST(Cases, LeavingEndsBothSides) {
+TEST(GroupCases, LeavingEndsBothSides) {
   Groups groups = Group::in_process(2);
   std::vector<float> a(3), b(3);
   Work work = groups[0].all_reduce_async(a, ReduceOp::SUM, kLong);

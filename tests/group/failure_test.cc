@@ -22,6 +22,7 @@ struct Disagreement {
   const char* most_says;
   const char* one_says;
 };
+void PrintTo(const Disagreement& disagreement, std::ostream* os) { *os << disagreement.name; }
 
 std::vector<float> floats(size_t count) { return std::vector<float>(count, 1.f); }
 std::vector<Tensor> tensors(std::initializer_list<int64_t> counts) {
@@ -349,7 +350,7 @@ TEST(Abort, ReachesEveryRankWithItsReason) {
 }
 
 // C263: after 1, 7 and 11 operations.
-TEST(Failure, AfterSomeOperationsReachesEveryRank) {
+TEST(GroupFailure, AfterSomeOperationsReachesEveryRank) {
   for (const int after : {1, 7, 11}) {
     const Groups groups = Group::in_process(4);
     const auto errors = errors_on_ranks(groups, [&](const Group& group) {
@@ -368,7 +369,7 @@ TEST(Failure, AfterSomeOperationsReachesEveryRank) {
   }
 }
 
-TEST(Failure, BringsTheLastEightOperations) {
+TEST(GroupFailure, BringsTheLastEightOperations) {
   const Groups groups = Group::in_process(2);
   on_ranks(groups, [](const Group& group) {
     for (int i = 0; i < 5; ++i) group.barrier(kLong);
@@ -384,7 +385,7 @@ TEST(Failure, BringsTheLastEightOperations) {
 }
 
 // C256: an error of a rank's own, with nothing under way, does not reach the others.
-TEST(Failure, OfAnArgumentLeavesTheGroupUsable) {
+TEST(GroupFailure, OfAnArgumentLeavesTheGroupUsable) {
   const Groups groups = Group::in_process(2);
   on_ranks(groups, [](const Group& group) {
     std::vector<float> data{1};
@@ -486,7 +487,7 @@ TEST(Loss, IsNotWhatAMessageThatIsTooLongIsCalled) {
                groups[1].recv(got, 0, 0, kLong));
 }
 
-TEST(Failure, OfOneRanksMemoryReachesTheOthers) {
+TEST(GroupFailure, OfOneRanksMemoryReachesTheOthers) {
   std::atomic<bool> full{false};
   Groups groups = secluded(2, {.before_block = [&](int rank) {
                              if (rank == 1 && full) throw ResourceExhaustedError("rank 1 is full");
@@ -530,7 +531,7 @@ class Gate {
 
 // Once a call has thrown, its buffers are the caller's again: a slower rank that still works on
 // them must be waited for, whatever the deadline.
-TEST(Failure, GivesBuffersBackOnlyWhenNobodyWorksOnThem) {
+TEST(GroupFailure, GivesBuffersBackOnlyWhenNobodyWorksOnThem) {
   Gate gate;
   Groups groups = secluded(2, {.reaches_all = true, .before_find = [&](int r) { gate.pass(r); }});
   std::vector<float> first(300'000, 1.f), second(300'000, 1.f);

@@ -83,6 +83,7 @@ struct World {
   const char* name;
   Groups (*make)(int);
 };
+inline void PrintTo(const World& world, std::ostream* os) { *os << world.name; }
 inline constexpr World kWorlds[] = {
     {"InProcess", [](int n) { return Group::in_process(n); }},
     {"Secluded", [](int n) { return secluded(n); }},

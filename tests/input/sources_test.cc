@@ -213,7 +213,7 @@ TEST(FromTensorSlices, TakesOneTensor) {
   EXPECT_EQ(values(Dataset::from_tensor_slices(Tensor::of<int64_t>({4, 5}))), (Ints{4, 5}));
 }
 
-TEST(Reduce, FoldsAllElementsFromTheFirstState) {
+TEST(DatasetReduce, FoldsAllElementsFromTheFirstState) {
   const auto add = [](const Dataset::Components& state, const Dataset::Components& element) {
     return Dataset::Components{Tensor::scalar(value(state) + value(element)),
                                Tensor::scalar(state[1].item<int32_t>() + 1)};
@@ -226,7 +226,7 @@ TEST(Reduce, FoldsAllElementsFromTheFirstState) {
   EXPECT_EQ(value(sum(Dataset::range(0))), 100);
 }
 
-TEST(Reduce, KeepsTheDtypesOfItsState) {
+TEST(DatasetReduce, KeepsTheDtypesOfItsState) {
   EXPECT_ERROR(InvalidArgumentError, "reduce: got dtypes [int64] and [float64]",
                Dataset::range(2).reduce({Tensor::scalar<int64_t>(0)},
                                         [](const Dataset::Components&, const Dataset::Components&) {

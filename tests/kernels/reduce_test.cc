@@ -127,7 +127,7 @@ TEST_P(ReduceEveryType, GivesTheTreeForAnyNumberOfInputsAndElements) {
 INSTANTIATE_TEST_SUITE_P(, ReduceEveryType, ::testing::ValuesIn(testing::kDTypes),
                          [](const auto& dtype) { return std::string(name(dtype.param)); });
 
-TEST(Reduce, KeepsEverySixteenBitPattern) {
+TEST(ReduceKernel, KeepsEverySixteenBitPattern) {
   std::vector<uint16_t> all(65536), out(65536);
   std::iota(all.begin(), all.end(), uint16_t(0));
   const void* const in[] = {all.data()};
@@ -143,7 +143,7 @@ TEST(Reduce, KeepsEverySixteenBitPattern) {
 
 // Sums of two 16-bit floats, their products and their quotients reach every case of rounding: ties
 // of both kinds, carries into the next binade, overflow, and subnormal results.
-TEST(Reduce, RoundsToSixteenBitsAsTheStandardSays) {
+TEST(ReduceKernel, RoundsToSixteenBitsAsTheStandardSays) {
   constexpr size_t kCount = 65536;
   std::vector<uint16_t> all(kCount), partner(kCount), out(kCount);
   std::iota(all.begin(), all.end(), uint16_t(0));
@@ -179,7 +179,7 @@ TEST(Reduce, RoundsToSixteenBitsAsTheStandardSays) {
   }
 }
 
-TEST(Reduce, PropagatesNaNAndOrdersZeros) {
+TEST(ReduceKernel, PropagatesNaNAndOrdersZeros) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = INFINITY;
   const float a[] = {nan, 1, -0.f, 0.f, -0.f, inf, -inf, nan};
   const float b[] = {1, nan, 0.f, -0.f, -0.f, -inf, nan, inf};
@@ -199,7 +199,7 @@ TEST(Reduce, PropagatesNaNAndOrdersZeros) {
   });
 }
 
-TEST(Reduce, RunsABatchOfDifferentReductionsAsOne) {
+TEST(ReduceKernel, RunsABatchOfDifferentReductionsAsOne) {
   std::vector<Buffer> floats = random_inputs(DType::float32, 3, 50000);
   std::vector<Buffer> bytes = random_inputs(DType::int8, 5, 30000);
   const std::vector<const void*> f = pointers(floats, 3), b = pointers(bytes, 5);
@@ -226,7 +226,7 @@ TEST(Reduce, RunsABatchOfDifferentReductionsAsOne) {
 }
 
 // Outputs larger than the cache are written around it, by other instructions.
-TEST(Reduce, GivesTheSameBitsWhereOutputsBypassTheCache) {
+TEST(ReduceKernel, GivesTheSameBitsWhereOutputsBypassTheCache) {
   constexpr size_t kCache = 1 << 20;  // smaller than any, so that all machines do this
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::int64}) {
     const size_t count = kCache / 2 / size_of(dtype) + 4099;
@@ -249,7 +249,7 @@ TEST(Reduce, GivesTheSameBitsWhereOutputsBypassTheCache) {
   }
 }
 
-TEST(Reduce, CopiesBytesWhereverTheyLie) {
+TEST(ReduceKernel, CopiesBytesWhereverTheyLie) {
   for (const size_t bytes : {0, 1, 63, 64, 65, 4097, 1 << 20})
     for (const size_t offset : {0, 1}) {
       Buffer from(DType::uint8, bytes, 1 - offset), to(DType::uint8, bytes, offset);

@@ -25,7 +25,7 @@ class Collectives : public ::testing::Test {
   MirroredStrategy two_{cpus(2)};
   MirroredStrategy three_{cpus(3)};
 };
-using AllReduce = Collectives;
+using ReplicaAllReduce = Collectives;
 using AllGather = Collectives;
 using MergeCall = Collectives;
 using Extended = Collectives;
@@ -52,7 +52,7 @@ TEST_P(OnReplicas, AllReduceGivesEveryReplicaItsOwnCopyOnItsDevice) {
   }
 }
 
-TEST_F(AllReduce, HasAllOpsAndTheirNames) {
+TEST_F(ReplicaAllReduce, HasAllOpsAndTheirNames) {
   struct Case {
     ReduceOpArg op;
     float expected;
@@ -67,7 +67,7 @@ TEST_F(AllReduce, HasAllOpsAndTheirNames) {
                three_.run([](ReplicaContext& ctx) { ctx.all_reduce("median", number(1)); }));
 }
 
-TEST_F(AllReduce, OfAListKeepsItsOrderDtypesAndShapes) {
+TEST_F(ReplicaAllReduce, OfAListKeepsItsOrderDtypesAndShapes) {
   three_.run([](ReplicaContext& ctx) {
     const int id = ctx.local_replica_id();
     const std::vector<Tensor> sums = ctx.all_reduce(
@@ -90,7 +90,7 @@ IndexedSlices row_of(int id) {
 }
 
 // C182
-TEST_F(AllReduce, OfSlicesJoinsThemInReplicaOrder) {
+TEST_F(ReplicaAllReduce, OfSlicesJoinsThemInReplicaOrder) {
   three_.run([](ReplicaContext& ctx) {
     const IndexedSlices sum = ctx.all_reduce(ReduceOp::SUM, row_of(ctx.local_replica_id()));
     EXPECT_EQ(sum.indices.to_vector<int64_t>(), Longs({0, 1, 2}));
@@ -102,7 +102,7 @@ TEST_F(AllReduce, OfSlicesJoinsThemInReplicaOrder) {
 }
 
 // C182
-TEST_F(AllReduce, OfAMixedListKeepsEachAsItWas) {
+TEST_F(ReplicaAllReduce, OfAMixedListKeepsEachAsItWas) {
   two_.run([](ReplicaContext& ctx) {
     const int id = ctx.local_replica_id();
     const std::vector<Value> sums =
@@ -118,7 +118,7 @@ TEST_F(AllReduce, OfAMixedListKeepsEachAsItWas) {
 }
 
 // C172
-TEST_F(AllReduce, TakesWhatAVariableHolds) {
+TEST_F(ReplicaAllReduce, TakesWhatAVariableHolds) {
   const Scope scope = two_.scope();
   const Variable mirrored = Variable::create(number(2));
   const Variable counted =
@@ -132,7 +132,7 @@ TEST_F(AllReduce, TakesWhatAVariableHolds) {
   });
 }
 
-TEST_F(AllReduce, WeighsReplicas) {
+TEST_F(ReplicaAllReduce, WeighsReplicas) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   struct Case {
     Floats values;
@@ -153,7 +153,7 @@ TEST_F(AllReduce, WeighsReplicas) {
     });
 }
 
-TEST_F(AllReduce, WeighsSlices) {
+TEST_F(ReplicaAllReduce, WeighsSlices) {
   two_.run([](ReplicaContext& ctx) {
     const int id = ctx.local_replica_id();
     const IndexedSlices mean =
@@ -162,7 +162,7 @@ TEST_F(AllReduce, WeighsSlices) {
   });
 }
 
-TEST_F(AllReduce, RefusesWeightsThatHaveNoMean) {
+TEST_F(ReplicaAllReduce, RefusesWeightsThatHaveNoMean) {
   struct Case {
     ReduceOp op;
     double weight;
@@ -444,7 +444,7 @@ TEST(Compat, TurnsHintsIntoOptionsAndSaysOnceThatTheyAreOld) {
   EXPECT_ERROR(InvalidArgumentError, "timeout", CollectiveHints(0, NAN));
 }
 
-TEST_F(AllReduce, TakesANumber) {
+TEST_F(ReplicaAllReduce, TakesANumber) {
   three_.run([](ReplicaContext& ctx) {
     const float id = float(ctx.replica_id_in_sync_group());
     const int n = ctx.num_replicas_in_sync();

@@ -225,6 +225,7 @@ struct Case {
   const char* name;
   Misdeed commit;
 };
+void PrintTo(const Case& failure, std::ostream* os) { *os << failure.name; }
 const Case kCases[] = {
     {"OneThrows", one_throws},
     {"SeveralThrow", several_throw},
@@ -241,11 +242,11 @@ const Case kCases[] = {
     {"OneIsLate", one_is_late},
 };
 
-class Failure : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(When, Failure, ::testing::ValuesIn(kCases),
+class ReplicaFailure : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(When, ReplicaFailure, ::testing::ValuesIn(kCases),
                          [](const auto& test) { return test.param.name; });
 
-TEST_P(Failure, NamesTheReplicaAndLeavesTheStrategyWorking) {
+TEST_P(ReplicaFailure, NamesTheReplicaAndLeavesTheStrategyWorking) {
   for (const int n : {2, 3, 4, 7}) {
     MirroredStrategy strategy(cpus(size_t(n)));
     for (int culprit = 0; culprit < n; ++culprit) {
@@ -256,7 +257,7 @@ TEST_P(Failure, NamesTheReplicaAndLeavesTheStrategyWorking) {
   }
 }
 
-TEST(Failures, OfAllKindsInARowAreEachReportedExactly) {
+TEST(ReplicaFailures, OfAllKindsInARowAreEachReportedExactly) {
   MirroredStrategy strategy(cpus(3));
   std::mt19937 random(1);
   for (int i = 0; i < 1000; ++i) {
@@ -387,7 +388,7 @@ TEST_F(AfterFailure, TheContextOfAMergeFunctionCannotMeetAgain) {
 }
 
 // Outside of a run nothing starts the replica's next attempt.
-TEST(Failures, LeaveTheDefaultReplicaWorking) {
+TEST(ReplicaFailures, LeaveTheDefaultReplicaWorking) {
   ReplicaContext& ctx = get_replica_context();
   const auto fail = [](Strategy&) { throw std::domain_error("unhappy"); };
   EXPECT_ERROR(std::domain_error, "unhappy", ctx.merge_call(fail));

@@ -16,12 +16,12 @@ using testing::numbers;
 class ReduceOn : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Replicas, ReduceOn, ::testing::Values(1, 2, 3, 4, 7));
 
-class Reduce : public ::testing::Test {
+class StrategyReduce : public ::testing::Test {
  protected:
   MirroredStrategy two_{cpus(2)};
   MirroredStrategy three_{cpus(3)};
 };
-using Gather = Reduce;
+using StrategyGather = StrategyReduce;
 
 // C106, C107: replicas weigh as much as they hold.
 TEST_P(ReduceOn, AlongAnAxisWeighsUnevenReplicas) {
@@ -56,7 +56,7 @@ TEST_P(ReduceOn, AlongAnAxisOfEvenReplicas) {
   EXPECT_EQ(strategy.reduce(ReduceOp::SUM, value, 0).item<float>(), float(3 * n));
 }
 
-TEST_F(Reduce, AlongAnyAxesCountsThemFromEitherEnd) {
+TEST_F(StrategyReduce, AlongAnyAxesCountsThemFromEitherEnd) {
   const auto cube = [](float first, const std::string& device) {
     const Tensor t = Tensor::empty({2, 3, 2}, DType::float32, device);
     for (float& x : t.span<float>()) x = first++;
@@ -87,7 +87,7 @@ TEST_F(Reduce, AlongAnyAxesCountsThemFromEitherEnd) {
   }
 }
 
-TEST_F(Reduce, AlongAnAxisChecksIt) {
+TEST_F(StrategyReduce, AlongAnAxisChecksIt) {
   const PerReplica<Tensor> value{Tensor::of<float>({1, 2}, cpu(0)), Tensor::of<float>({3}, cpu(1))};
   EXPECT_ERROR(InvalidArgumentError, "reduce: ", two_.reduce(ReduceOp::SUM, value, 1));
   EXPECT_ERROR(InvalidArgumentError, "-2", two_.reduce(ReduceOp::SUM, value, -2));
@@ -102,7 +102,7 @@ TEST_F(Reduce, AlongAnAxisChecksIt) {
                            PerReplica<Tensor>{Tensor::of<float>({1}), Tensor::of<double>({1})}, 0));
 }
 
-TEST_F(Reduce, AlongAnAxisChecksWhatIsLeft) {
+TEST_F(StrategyReduce, AlongAnAxisChecksWhatIsLeft) {
   const PerReplica<Tensor> value{Tensor::zeros({2, 3}, DType::float32, cpu(0)),
                                  Tensor::zeros({2, 4}, DType::float32, cpu(1))};
   EXPECT_ERROR(InvalidArgumentError, "[3] and [4]", two_.reduce(ReduceOp::SUM, value, 0));
@@ -110,7 +110,7 @@ TEST_F(Reduce, AlongAnAxisChecksWhatIsLeft) {
 }
 
 // A replica without a batch contributes nothing, and never a NaN.
-TEST_F(Reduce, AlongAnAxisIgnoresEmptyReplicas) {
+TEST_F(StrategyReduce, AlongAnAxisIgnoresEmptyReplicas) {
   const PerReplica<Tensor> value{Tensor::of<float>({2, 4}, cpu(0)),
                                  Tensor::zeros({0}, DType::float32, cpu(1)),
                                  Tensor::zeros({0}, DType::float32, cpu(2))};
@@ -118,7 +118,7 @@ TEST_F(Reduce, AlongAnAxisIgnoresEmptyReplicas) {
   EXPECT_EQ(three_.reduce(ReduceOp::SUM, value, 0).item<float>(), 6.f);
 }
 
-TEST_F(Reduce, HasNoMeanOfNothing) {
+TEST_F(StrategyReduce, HasNoMeanOfNothing) {
   const Tensor nothing = Tensor::zeros({0, 2}, DType::float32);
   const PerReplica<Tensor> value{nothing, nothing};
   EXPECT_ERROR(InvalidArgumentError, "nothing", two_.reduce(ReduceOp::MEAN, value, 0));
@@ -126,7 +126,7 @@ TEST_F(Reduce, HasNoMeanOfNothing) {
   EXPECT_EQ(two_.reduce(ReduceOp::MEAN, value, 1).num_elements(), 0);
 }
 
-TEST_F(Reduce, DividesIntegersTruly) {
+TEST_F(StrategyReduce, DividesIntegersTruly) {
   struct Case {
     DType dtype, mean;
   };
@@ -149,26 +149,26 @@ TEST_F(Reduce, DividesIntegersTruly) {
   }
 }
 
-TEST_F(Reduce, WrapsIntegerSumsLikeTheirType) {
+TEST_F(StrategyReduce, WrapsIntegerSumsLikeTheirType) {
   const PerReplica<Tensor> value{Tensor::of<int8_t>({100, 100}), Tensor::of<int8_t>({100, 0})};
   EXPECT_EQ(two_.reduce(ReduceOp::SUM, value, 0).item<int8_t>(), int8_t(300));
 }
 
 // As without an axis: 64-bit integers are added up in 128.
-TEST_F(Reduce, AlongAnAxisDoesNotOverflowInAMean) {
+TEST_F(StrategyReduce, AlongAnAxisDoesNotOverflowInAMean) {
   const int64_t big = int64_t(1) << 62;
   const PerReplica<Tensor> value{Tensor::of<int64_t>({big, big}), Tensor::of<int64_t>({big, big})};
   EXPECT_EQ(two_.reduce(ReduceOp::MEAN, value, 0).item<double>(), double(big));
 }
 
-TEST_F(Reduce, AlongAnAxisKeepsLargeUnsignedNumbersPositiveInAMean) {
+TEST_F(StrategyReduce, AlongAnAxisKeepsLargeUnsignedNumbersPositiveInAMean) {
   const uint64_t big = uint64_t(1) << 63;
   const PerReplica<Tensor> value{Tensor::of<uint64_t>({big}), Tensor::of<uint64_t>({big})};
   EXPECT_EQ(two_.reduce(ReduceOp::MEAN, value).item<double>(), double(big));
   EXPECT_EQ(two_.reduce(ReduceOp::MEAN, value, 0).item<double>(), double(big));
 }
 
-TEST_F(Reduce, GoesToTheCurrentDevice) {
+TEST_F(StrategyReduce, GoesToTheCurrentDevice) {
   const PerReplica<Tensor> value = numbers({1, 2});
   EXPECT_EQ(two_.reduce(ReduceOp::SUM, value).device(), cpu(0));
   const DeviceScope scope(cpu(5));
@@ -179,7 +179,7 @@ TEST_F(Reduce, GoesToTheCurrentDevice) {
   EXPECT_EQ(two_.gather(rows, 0).device(), cpu(5));
 }
 
-TEST_F(Reduce, WeighsReplicas) {
+TEST_F(StrategyReduce, WeighsReplicas) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   struct Case {
     PerReplica<Tensor> value;
@@ -194,12 +194,12 @@ TEST_F(Reduce, WeighsReplicas) {
                     c.expected);
 }
 
-TEST_F(Reduce, WeighsIntegersIntoFloats) {
+TEST_F(StrategyReduce, WeighsIntegersIntoFloats) {
   const PerReplica<Tensor> value{Tensor::scalar<int32_t>(1), Tensor::scalar<int32_t>(2)};
   EXPECT_EQ(two_.reduce(ReduceOp::MEAN, value, {.weights = {3, 1}}).item<double>(), 1.25);
 }
 
-TEST_F(Reduce, RefusesWeightsThatHaveNoMean) {
+TEST_F(StrategyReduce, RefusesWeightsThatHaveNoMean) {
   struct Case {
     ReduceOp op;
     std::vector<double> weights;
@@ -219,7 +219,7 @@ TEST_F(Reduce, RefusesWeightsThatHaveNoMean) {
                three_.reduce(ReduceOp::MEAN, number(1), {.weights = {1, 1, 1}}));
 }
 
-TEST_F(Reduce, CountsWhatIsTheSameOnAllReplicasOnce) {
+TEST_F(StrategyReduce, CountsWhatIsTheSameOnAllReplicasOnce) {
   const Tensor plain = Tensor::of<float>({1, 2, 6});
   const Mirrored<Tensor> mirrored{plain.clone_to(cpu(0)), plain.clone_to(cpu(1))};
   for (const DistributedTensor& value : {DistributedTensor(plain), DistributedTensor(mirrored)}) {
@@ -230,7 +230,7 @@ TEST_F(Reduce, CountsWhatIsTheSameOnAllReplicasOnce) {
   }
 }
 
-TEST_F(Reduce, RefusesAValueWithoutReplicas) {
+TEST_F(StrategyReduce, RefusesAValueWithoutReplicas) {
   EXPECT_ERROR(InvalidArgumentError, "no replicas",
                two_.reduce(ReduceOp::SUM, PerReplica<Tensor>{}));
   EXPECT_ERROR(InvalidArgumentError, "no replicas",
@@ -238,7 +238,7 @@ TEST_F(Reduce, RefusesAValueWithoutReplicas) {
 }
 
 // C184
-TEST_F(Gather, JoinsAlongAnyAxis) {
+TEST_F(StrategyGather, JoinsAlongAnyAxis) {
   const auto both = [](const Tensor& t) {
     return PerReplica<Tensor>{t.clone_to(cpu(0)), t.clone_to(cpu(1))};
   };
@@ -283,7 +283,7 @@ TEST_P(ReduceOn, GatherJoinsUnevenReplicas) {
 }
 
 // C187
-TEST_F(Gather, NeedsShapesThatAgree) {
+TEST_F(StrategyGather, NeedsShapesThatAgree) {
   const auto gather = [&](Shape first, Shape second, int64_t axis) {
     two_.gather(PerReplica<Tensor>{Tensor::zeros(first, DType::float32),
                                    Tensor::zeros(second, DType::float32)},
@@ -296,14 +296,14 @@ TEST_F(Gather, NeedsShapesThatAgree) {
 }
 
 // C188
-TEST_F(Gather, LeavesSlicesAlone) {
+TEST_F(StrategyGather, LeavesSlicesAlone) {
   const IndexedSlices slices = testing::rows({1}, {0});
   EXPECT_ERROR(UnimplementedError, "IndexedSlices",
                two_.extended().cross_device_ops().gather(PerReplica<IndexedSlices>{slices, slices},
                                                          cpu(0), 0));
 }
 
-TEST_F(Gather, ReturnsACopyOfWhatIsTheSameOnAllReplicas) {
+TEST_F(StrategyGather, ReturnsACopyOfWhatIsTheSameOnAllReplicas) {
   const Tensor plain = Tensor::of<float>({1, 2});
   const Tensor copy = two_.gather(plain, 0);
   EXPECT_EQ(copy.to_vector<float>(), Floats({1, 2}));
@@ -311,7 +311,7 @@ TEST_F(Gather, ReturnsACopyOfWhatIsTheSameOnAllReplicas) {
   EXPECT_EQ(two_.gather(Mirrored<Tensor>{plain, plain}, 0).to_vector<float>(), Floats({1, 2}));
 }
 
-TEST_F(Reduce, TakesANumberOfEachReplica) {
+TEST_F(StrategyReduce, TakesANumberOfEachReplica) {
   const PerReplica<float> losses =
       three_.run([](ReplicaContext& ctx) { return float(ctx.replica_id_in_sync_group()); });
   const float n = float(losses.size());
@@ -324,7 +324,7 @@ TEST_F(Reduce, TakesANumberOfEachReplica) {
   EXPECT_EQ(three_.reduce(ReduceOp::MEAN, losses, {.weights = weights}), 1.f);
 }
 
-TEST_F(Reduce, JoinsSlices) {
+TEST_F(StrategyReduce, JoinsSlices) {
   const PerReplica<IndexedSlices> slices = three_.run([](ReplicaContext& ctx) {
     const int64_t id = ctx.replica_id_in_sync_group();
     return IndexedSlices{Tensor::of<float>({float(id)}, ctx.device()),

@@ -23,7 +23,7 @@ std::vector<T> list(const PerReplica<T>& value) {
   return {value.begin(), value.end()};
 }
 
-class Run : public ::testing::Test {
+class StrategyRun : public ::testing::Test {
  protected:
   MirroredStrategy two_{cpus(2)};
 };
@@ -78,7 +78,7 @@ TEST_P(RunOn, KeepsManyRunsInStep) {
 }
 
 // C113
-TEST_F(Run, TakesResultsOfOneRunAsArgumentsOfTheNext) {
+TEST_F(StrategyRun, TakesResultsOfOneRunAsArgumentsOfTheNext) {
   using Parts = std::map<std::string, float>;
   struct Case {
     std::vector<float> start;
@@ -102,7 +102,7 @@ TEST_F(Run, TakesResultsOfOneRunAsArgumentsOfTheNext) {
   }
 }
 
-TEST_F(Run, SplitsDistributedArgumentsAndPassesOthersOn) {
+TEST_F(StrategyRun, SplitsDistributedArgumentsAndPassesOthersOn) {
   const Mirrored<int> mirrored{7, 7};
   const Variable v = [&] {
     const Scope scope = two_.scope();
@@ -120,7 +120,7 @@ TEST_F(Run, SplitsDistributedArgumentsAndPassesOthersOn) {
   EXPECT_EQ(results, (std::vector<std::string>{"a8", "b9"}));
 }
 
-TEST_F(Run, NeedsAComponentForEveryReplica) {
+TEST_F(StrategyRun, NeedsAComponentForEveryReplica) {
   EXPECT_ERROR(OutOfRangeError, "component 1", two_.run([](int) {}, PerReplica<int>{1}));
 }
 
@@ -129,7 +129,7 @@ struct NoDefault {
   int value;
 };
 
-TEST_F(Run, ReturnsResultsOfAnyType) {
+TEST_F(StrategyRun, ReturnsResultsOfAnyType) {
   const auto owned =
       two_.run([](ReplicaContext& ctx) { return std::make_unique<int>(ctx.local_replica_id()); });
   EXPECT_EQ(*owned[1], 1);
@@ -146,7 +146,7 @@ TEST_F(Run, ReturnsResultsOfAnyType) {
 }
 
 // C179
-TEST_F(Run, GivesLocalResultsAsAList) {
+TEST_F(StrategyRun, GivesLocalResultsAsAList) {
   using Structure = std::map<std::string, std::vector<int>>;
   const PerReplica<Structure> nested = two_.run([](ReplicaContext& ctx) {
     const int id = ctx.local_replica_id();
@@ -159,7 +159,7 @@ TEST_F(Run, GivesLocalResultsAsAList) {
   EXPECT_EQ(two_.experimental_local_results(4), std::vector<int>{4});
 }
 
-TEST_F(Run, DoesNotNest) {
+TEST_F(StrategyRun, DoesNotNest) {
   MirroredStrategy other({cpu(2)});
   for (Strategy* const s :
        {static_cast<Strategy*>(&two_), static_cast<Strategy*>(&other), &get_strategy()})
@@ -168,14 +168,14 @@ TEST_F(Run, DoesNotNest) {
 }
 
 // A run holds a strategy's replicas until it ends, and a merge function is part of it.
-TEST_F(Run, DoesNotNestInAMergeFunctionEither) {
+TEST_F(StrategyRun, DoesNotNestInAMergeFunctionEither) {
   two_.run([&](ReplicaContext& ctx) {
     ctx.merge_call(
         [](Strategy& s) { EXPECT_ERROR(FailedPreconditionError, "nest", s.run([] {})); });
   });
 }
 
-TEST_F(Run, FromTwoThreadsIsSerialised) {
+TEST_F(StrategyRun, FromTwoThreadsIsSerialised) {
   std::atomic<int> running = 0;
   const auto work = [&](float own) {
     for (int i = 0; i < 50; ++i)
@@ -192,7 +192,7 @@ TEST_F(Run, FromTwoThreadsIsSerialised) {
   second.join();
 }
 
-TEST_F(Run, OfTwoStrategiesAtOnceIsLegal) {
+TEST_F(StrategyRun, OfTwoStrategiesAtOnceIsLegal) {
   MirroredStrategy other({cpu(2), cpu(3)});
   std::atomic<int> inside = 0;
   const auto meet = [&] {
@@ -204,7 +204,7 @@ TEST_F(Run, OfTwoStrategiesAtOnceIsLegal) {
   second.join();
 }
 
-TEST_F(Run, PutsTensorsOnTheReplicasDevice) {
+TEST_F(StrategyRun, PutsTensorsOnTheReplicasDevice) {
   const auto devices = list(two_.run([](ReplicaContext& ctx) {
     EXPECT_EQ(current_device(), ctx.device());
     std::vector<std::string> names{Tensor::zeros({2}, DType::float32).device()};
@@ -220,7 +220,7 @@ TEST_F(Run, PutsTensorsOnTheReplicasDevice) {
 }
 
 // C125
-TEST_F(Run, ShowsNothingOfTheCallersThread) {
+TEST_F(StrategyRun, ShowsNothingOfTheCallersThread) {
   const DeviceScope around(cpu(6));
   const Scope scope = two_.scope();
   const DeviceScope inner(cpu(7));
@@ -232,7 +232,7 @@ TEST_F(Run, ShowsNothingOfTheCallersThread) {
 }
 
 // C125
-TEST_F(Run, KeepsTheStateOfItsThreadsApart) {
+TEST_F(StrategyRun, KeepsTheStateOfItsThreadsApart) {
   two_.run([](ReplicaContext& ctx) {
     const DeviceScope scope(ctx.local_replica_id() == 0 ? "/cpu:4" : "/cpu:5");
     ctx.merge_call([](Strategy&) { EXPECT_EQ(current_device(), cpu(0)); });
@@ -241,7 +241,7 @@ TEST_F(Run, KeepsTheStateOfItsThreadsApart) {
   two_.run([](ReplicaContext& ctx) { EXPECT_EQ(current_device(), ctx.device()); });
 }
 
-TEST_F(Run, EndsTheUseOfItsContexts) {
+TEST_F(StrategyRun, EndsTheUseOfItsContexts) {
   std::vector<ReplicaContext*> kept(2);
   two_.run([&](ReplicaContext& ctx) { kept[size_t(ctx.local_replica_id())] = &ctx; });
   EXPECT_ERROR(FailedPreconditionError, "all_reduce",

@@ -101,7 +101,7 @@ TEST_P(RunWith, WorkersGetTheVariablesThatOtherProgramsRead) {
   EXPECT_THAT(ports, ElementsAre(MatchesRegex("[1-9][0-9]*")));
 }
 
-TEST(Run, WorkersShareTheCoresForOpenMp) {
+TEST(RunCommand, WorkersShareTheCoresForOpenMp) {
   const auto run = [](std::vector<std::string> more, const std::string& n) {
     std::vector<std::string> command{"env", "-u", "OMP_NUM_THREADS", TUTTI_TOOL, "run", "-n", n};
     command.insert(command.end(), more.begin(), more.end());
@@ -131,7 +131,7 @@ TEST(Run, WorkersShareTheCoresForOpenMp) {
   EXPECT_THAT(chosen.err(), Not(HasSubstr("OMP_NUM_THREADS")));
 }
 
-TEST(Run, GivesWorkersTheVariablesOfTheCommandLine) {
+TEST(RunCommand, GivesWorkersTheVariablesOfTheCommandLine) {
   Tool tool({"run", "-n", "2", "--env", "TEST_A=of the command line", "--env", "TEST_B=", "sh",
              "-c", "echo \"$TEST_A,${TEST_B-unset},$TEST_C\""},
             {"TEST_A=outer", "TEST_C=outer"});
@@ -149,7 +149,7 @@ TEST(Run, GivesWorkersTheVariablesOfTheCommandLine) {
   }
 }
 
-TEST(Run, BindsWorkersToTheirShareOfTheCores) {
+TEST(RunCommand, BindsWorkersToTheirShareOfTheCores) {
   const std::string script = "echo cores $(grep Cpus_allowed_list /proc/self/status | cut -f2)";
   Tool bound({"run", "-n", "2", "--bind", "core", "sh", "-c", script});
   EXPECT_EQ(bound.finish(), 0);
@@ -169,7 +169,7 @@ TEST(Run, BindsWorkersToTheirShareOfTheCores) {
   EXPECT_EQ(wrong.finish(), 2);
 }
 
-TEST(Run, HostsTheServiceForTheTimeOfTheJob) {
+TEST(RunCommand, HostsTheServiceForTheTimeOfTheJob) {
   Folder folder;
   const std::string log = folder.file("log");
   Tool tool(Tool::shells(2, "echo \"serve $TUTTI_COORDINATOR $TUTTI_TOKEN\"; cat '" + log + "'"),
@@ -184,7 +184,7 @@ TEST(Run, HostsTheServiceForTheTimeOfTheJob) {
   EXPECT_THAT(tool.out(), Not(HasSubstr("end")));
 }
 
-TEST(Run, SaysWhatIsMissingWhereThereIsNoService) {
+TEST(RunCommand, SaysWhatIsMissingWhereThereIsNoService) {
   Tool tool({"run", "-n", "2", "true"}, {"TUTTI_MODULE_PATH=/nowhere"});
   EXPECT_EQ(tool.finish(), 1);
   EXPECT_THAT(tool.err(), HasSubstr("tutti run: the module \"cluster\" cannot be loaded"));
@@ -193,7 +193,7 @@ TEST(Run, SaysWhatIsMissingWhereThereIsNoService) {
 }
 
 #ifdef TUTTI_REAL_MODULES
-TEST(Run, WorksWithTheRealService) {
+TEST(RunCommand, WorksWithTheRealService) {
   Process tool(
       {TUTTI_TOOL, "run", "-n", "3", "sh", "-c", "echo $TUTTI_COORDINATOR; ls /proc/self/fd"},
       {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES});
@@ -205,14 +205,14 @@ TEST(Run, WorksWithTheRealService) {
       << "workers inherit descriptors of the service: " << tool.out();
 }
 
-TEST(Run, FindsTheModulesBesideItself) {
+TEST(RunCommand, FindsTheModulesBesideItself) {
   Process tool({TUTTI_TOOL, "run", "-n", "2", "sh", "-c", "echo ${TUTTI_MODULE_PATH-none}"}, {});
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_THAT(sorted(lines_of(tool.out())), ElementsAre("[0] none", "[1] none"));
 }
 #endif
 
-TEST(Run, HandsOnArgumentsAsTheyAre) {
+TEST(RunCommand, HandsOnArgumentsAsTheyAre) {
   const std::vector<std::string> script{"sh", "-c", "printf '<%s>' \"$@\"", "sh"};
   const std::vector<std::string> arguments{"-n", "9", "--", "--help", "", "a b", "*"};
   for (const bool marked : {false, true}) {
@@ -226,7 +226,7 @@ TEST(Run, HandsOnArgumentsAsTheyAre) {
   }
 }
 
-TEST(Run, OnlyRankZeroGetsTheInput) {
+TEST(RunCommand, OnlyRankZeroGetsTheInput) {
   Tool tool(Tool::shells(3, "cat; echo end"));
   tool.write("hello\n");
   EXPECT_TRUE(tool.wait_for("[1] end"));
@@ -239,7 +239,7 @@ TEST(Run, OnlyRankZeroGetsTheInput) {
               ElementsAre("[0] end", "[0] hello", "[1] end", "[2] end"));
 }
 
-TEST(Run, WorkersInheritNoDescriptorsOfOurs) {
+TEST(RunCommand, WorkersInheritNoDescriptorsOfOurs) {
   const std::string list = "ls /proc/self/fd";
   Process bare({"sh", "-c", list}, {});
   EXPECT_EQ(bare.finish(), 0);
@@ -248,7 +248,7 @@ TEST(Run, WorkersInheritNoDescriptorsOfOurs) {
   EXPECT_EQ(lines_of(tool.out()).size(), 3 * lines_of(bare.out()).size()) << tool.out();
 }
 
-TEST(Run, WorkersHaveTheUsualSignalsAndAGroupOfTheirOwn) {
+TEST(RunCommand, WorkersHaveTheUsualSignalsAndAGroupOfTheirOwn) {
   Tool tool(Tool::shells(1,
                          "grep -E 'SigBlk|SigIgn' /proc/self/status; "
                          "[ \"$(cut -d' ' -f5 /proc/$$/stat)\" = $$ ] && echo leader"));
@@ -263,7 +263,7 @@ TEST(Run, WorkersHaveTheUsualSignalsAndAGroupOfTheirOwn) {
 
 // ---- what they write
 
-TEST(Run, PutsTheRankBeforeEveryLine) {
+TEST(RunCommand, PutsTheRankBeforeEveryLine) {
   Tool tool(Tool::shells(3, "echo one $r; echo; echo \"  two\""));
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_THAT(sorted(lines_of(tool.out())),
@@ -272,14 +272,14 @@ TEST(Run, PutsTheRankBeforeEveryLine) {
   EXPECT_EQ(tool.err(), "");
 }
 
-TEST(Run, KeepsTheTwoStreamsApart) {
+TEST(RunCommand, KeepsTheTwoStreamsApart) {
   Tool tool(Tool::shells(2, "echo out; echo err >&2"));
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_THAT(sorted(lines_of(tool.out())), ElementsAre("[0] out", "[1] out"));
   EXPECT_THAT(sorted(lines_of(tool.err())), ElementsAre("[0] err", "[1] err"));
 }
 
-TEST(Run, EndsALastLineThatHasNoEnd) {
+TEST(RunCommand, EndsALastLineThatHasNoEnd) {
   Tool tool(Tool::shells(2, "printf \"half $r\"; printf oops >&2; exit $r"));
   EXPECT_EQ(tool.finish(), 1);
   EXPECT_THAT(sorted(lines_of(tool.out())), ElementsAre("[0] half 0", "[1] half 1"));
@@ -289,7 +289,7 @@ TEST(Run, EndsALastLineThatHasNoEnd) {
       ::testing::Contains(MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) exited with 1")));
 }
 
-TEST(Run, PassesLinesOnAsTheyCome) {
+TEST(RunCommand, PassesLinesOnAsTheyCome) {
   Tool tool(Tool::shells(1, "echo ready; read answer; echo got $answer"));
   EXPECT_TRUE(tool.wait_for("[0] ready\n"));
   tool.write("it\n");
@@ -297,7 +297,7 @@ TEST(Run, PassesLinesOnAsTheyCome) {
   EXPECT_EQ(tool.out(), "[0] ready\n[0] got it\n");
 }
 
-TEST(Run, PassesVeryLongLinesOnInPieces) {
+TEST(RunCommand, PassesVeryLongLinesOnInPieces) {
   for (const size_t size : {65535, 65536, 65537, 131072, 1'000'000}) {
     Tool tool(Tool::shells(
         1, "head -c " + std::to_string(size) + " /dev/zero | tr '\\0' x; echo; echo after"));
@@ -315,20 +315,20 @@ TEST(Run, PassesVeryLongLinesOnInPieces) {
   }
 }
 
-TEST(Run, PassesUnprintableBytesOnAsTheyAre) {
+TEST(RunCommand, PassesUnprintableBytesOnAsTheyAre) {
   Tool tool(Tool::shells(1, "printf '\\000\\377\\033[1m\\r\\t\\302\\n'"));
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_EQ(tool.out(), std::string("[0] \0\377\033[1m\r\t\302\n", 14));
 }
 
-TEST(Run, SurvivesProcessesThatComeAndGo) {
+TEST(RunCommand, SurvivesProcessesThatComeAndGo) {
   // Orphans, which the launcher looks up in /proc while others vanish from there.
   Tool tool(Tool::shells(4, "i=0; while [ $i -lt 200 ]; do sh -c ': & :'; i=$((i + 1)); done"));
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_EQ(tool.err(), "");
 }
 
-TEST(Run, LosesNothingOfMuchOutput) {
+TEST(RunCommand, LosesNothingOfMuchOutput) {
   Tool tool(Tool::shells(2, "seq 200000"));
   EXPECT_EQ(tool.finish(), 0);
   std::array<int, 2> last{};
@@ -339,7 +339,7 @@ TEST(Run, LosesNothingOfMuchOutput) {
   EXPECT_THAT(last, ElementsAre(200000, 200000));
 }
 
-TEST(Run, WorkersWaitForASlowReader) {
+TEST(RunCommand, WorkersWaitForASlowReader) {
   Folder folder;
   // Far more than all buffers on the way hold: the worker cannot be done before we read.
   Tool tool(Tool::shells(1, "seq 1000000; echo done >'" + folder.file("done") + "'"));
@@ -349,7 +349,7 @@ TEST(Run, WorkersWaitForASlowReader) {
   EXPECT_THAT(tool.out(), EndsWith("[0] 1000000\n"));
 }
 
-TEST(Run, EndsWhenNobodyReadsItsOutput) {
+TEST(RunCommand, EndsWhenNobodyReadsItsOutput) {
   Tool tool(Tool::shells(2, "exec yes"));
   EXPECT_TRUE(tool.wait_for("[0] y"));
   tool.close_output();
@@ -357,7 +357,7 @@ TEST(Run, EndsWhenNobodyReadsItsOutput) {
   EXPECT_THAT(tool.err(), HasSubstr("was killed by signal 13 (Broken pipe)"));
 }
 
-TEST(Run, KeepsALogOfEachRank) {
+TEST(RunCommand, KeepsALogOfEachRank) {
   Folder folder;
   const std::string logs = folder.file("a/logs"), line(70'000, 'x');
   Tool tool({"run", "-n", "2", "--restarts", "1", "--logs", logs, "--", "sh", "-c",
@@ -383,7 +383,7 @@ TEST(Run, KeepsALogOfEachRank) {
   EXPECT_THAT(wrong.err(), HasSubstr("rank0.log: cannot make this folder"));
 }
 
-TEST(Run, WorksWithItsStandardStreamsClosed) {
+TEST(RunCommand, WorksWithItsStandardStreamsClosed) {
   Process shell({"sh", "-c", "'" TUTTI_TOOL "' run -n 1 sh -c 'cat; echo x; exit 4' <&- >&- 2>&-"},
                 {});
   EXPECT_EQ(shell.finish(), 4);
@@ -391,20 +391,20 @@ TEST(Run, WorksWithItsStandardStreamsClosed) {
 
 // ---- how it ends
 
-TEST(Run, SucceedsWhereAllWorkersDo) {
+TEST(RunCommand, SucceedsWhereAllWorkersDo) {
   Tool tool(Tool::shells(4, "exit 0"));
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_EQ(tool.out() + tool.err(), "");
 }
 
-TEST(Run, ExitsWithTheCodeOfTheWorkerThatFailed) {
+TEST(RunCommand, ExitsWithTheCodeOfTheWorkerThatFailed) {
   Tool tool(Tool::shells(3, "[ $r != 1 ] || { echo pid $$; exit 3; }"));
   EXPECT_EQ(tool.finish(), 3);
   const pid_t pid = printed_pids(tool.out()).at(0);
   EXPECT_EQ(tool.err(), "tutti run: rank 1 (pid " + std::to_string(pid) + ") exited with 3\n");
 }
 
-TEST(Run, SaysWhichSignalKilledAWorker) {
+TEST(RunCommand, SaysWhichSignalKilledAWorker) {
   Tool tool(Tool::shells(3, "echo pid $$; [ $r != 2 ] || kill -9 $$; exec sleep 1000"));
   EXPECT_EQ(tool.finish(), 128 + 9);
   EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 2 \\(pid [0-9]+\\) was killed by signal 9 "
@@ -412,7 +412,7 @@ TEST(Run, SaysWhichSignalKilledAWorker) {
   expect_all_gone(tool.out(), 3);
 }
 
-TEST(Run, NamesTheFirstOfThoseThatFail) {
+TEST(RunCommand, NamesTheFirstOfThoseThatFail) {
   Folder folder;
   // Rank 2 fails; the others see that it is gone, and then they fail, too.
   const std::string script = "if [ $r = 2 ]; then echo $$ >'" + folder.file("pid.new") + "'; mv '" +
@@ -425,7 +425,7 @@ TEST(Run, NamesTheFirstOfThoseThatFail) {
   EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 2 \\(pid [0-9]+\\) exited with 7\n"));
 }
 
-TEST(Run, LeavesTheOthersTimeToSayWhatIsWrong) {
+TEST(RunCommand, LeavesTheOthersTimeToSayWhatIsWrong) {
   Tool tool(Tool::shells(2, "[ $r = 0 ] && exit 5; sleep 0.5; echo my side of it >&2"));
   EXPECT_EQ(tool.finish(), 5);
   EXPECT_THAT(lines_of(tool.err()),
@@ -433,7 +433,7 @@ TEST(Run, LeavesTheOthersTimeToSayWhatIsWrong) {
                           MatchesRegex("tutti run: rank 0 \\(pid [0-9]+\\) exited with 5")));
 }
 
-TEST(Run, StopsTheOthersWithSigtermFirst) {
+TEST(RunCommand, StopsTheOthersWithSigtermFirst) {
   Tool tool(Tool::shells(2,
                          "if [ $r = 0 ]; then read line; exit 5; fi; "
                          "trap 'echo asked to stop; exit 0' TERM; echo ready; "
@@ -445,7 +445,7 @@ TEST(Run, StopsTheOthersWithSigtermFirst) {
   EXPECT_THAT(tool.err(), EndsWith("exited with 5; the others were stopped\n"));
 }
 
-TEST(Run, LeavesNothingBehindOfWorkersThatWillNotStop) {
+TEST(RunCommand, LeavesNothingBehindOfWorkersThatWillNotStop) {
   // Each worker ignores SIGTERM and has a child that does so, and one that has left its group.
   Tool tool(Tool::shells(3,
                          "trap '' TERM HUP; echo pid $$; "
@@ -461,7 +461,7 @@ TEST(Run, LeavesNothingBehindOfWorkersThatWillNotStop) {
   expect_all_gone(tool.out(), 9);
 }
 
-TEST(Run, StopsAWorkerThatIsSuspended) {
+TEST(RunCommand, StopsAWorkerThatIsSuspended) {
   Tool tool(
       Tool::shells(2, "echo pid $$; [ $r = 0 ] && kill -STOP $$; read line; exec sleep 1000"));
   EXPECT_TRUE(tool.wait_for("pid ", 2));
@@ -474,13 +474,13 @@ TEST(Run, StopsAWorkerThatIsSuspended) {
   expect_all_gone(tool.out(), 2);
 }
 
-TEST(Run, EndsTheChildrenOfWorkersThatSucceed) {
+TEST(RunCommand, EndsTheChildrenOfWorkersThatSucceed) {
   Tool tool(Tool::shells(2, "sleep 1000 & echo pid $!; setsid sleep 1000 & echo pid $!"));
   EXPECT_EQ(tool.finish(), 0);
   expect_all_gone(tool.out(), 4);
 }
 
-TEST(Run, SparesWhatWasThereBefore) {
+TEST(RunCommand, SparesWhatWasThereBefore) {
   Process shell(
       {"sh", "-c", "sleep 1000 >&- 2>&- & echo pid $!; exec '" TUTTI_TOOL "' run -n 1 true"}, {});
   EXPECT_EQ(shell.finish(), 0);
@@ -489,7 +489,7 @@ TEST(Run, SparesWhatWasThereBefore) {
   kill(pid, SIGKILL);
 }
 
-TEST(Run, SaysWhyAProgramCannotBeStarted) {
+TEST(RunCommand, SaysWhyAProgramCannotBeStarted) {
   for (const std::string n : {"1", "3"}) {
     Tool tool({"run", "-n", n, "./no/such/program"});
     EXPECT_EQ(tool.finish(), 127);
@@ -500,7 +500,7 @@ TEST(Run, SaysWhyAProgramCannotBeStarted) {
   EXPECT_EQ(folder.err(), "tutti run: cannot start /tmp: Permission denied\n");
 }
 
-TEST(Run, SaysWhenTheMachineAllowsTooFewFiles) {
+TEST(RunCommand, SaysWhenTheMachineAllowsTooFewFiles) {
   Process shell({"sh", "-c", "ulimit -n 100; exec '" TUTTI_TOOL "' run -n 50 true"}, {});
   EXPECT_EQ(shell.finish(), 1);
   EXPECT_THAT(shell.err(), HasSubstr("tutti run: 50 workers take 264 open files here, and at most "
@@ -538,7 +538,7 @@ TEST_P(RunForwards, AndItsEffectWhereItIsNotCaught) {
   expect_all_gone(tool.out(), 2);
 }
 
-TEST(Run, AnIgnoredHangupStaysIgnored) {
+TEST(RunCommand, AnIgnoredHangupStaysIgnored) {
   Process shell(
       {"sh", "-c",
        "trap '' HUP; exec '" TUTTI_TOOL "' run -n 1 sh -c 'echo ready; read line; echo $line'"},
@@ -550,7 +550,7 @@ TEST(Run, AnIgnoredHangupStaysIgnored) {
   EXPECT_THAT(shell.out(), EndsWith("[0] survived\n"));
 }
 
-TEST(Run, ASecondInterruptKills) {
+TEST(RunCommand, ASecondInterruptKills) {
   Tool tool(Tool::shells(2,
                          "trap '' INT; trap 'echo heard' USR1; echo pid $$; "
                          "while :; do sleep 0.05; done"));
@@ -566,7 +566,7 @@ TEST(Run, ASecondInterruptKills) {
   expect_all_gone(tool.out(), 2);
 }
 
-TEST(Run, AnInterruptKillsAfterAWhile) {
+TEST(RunCommand, AnInterruptKillsAfterAWhile) {
   Tool tool(Tool::shells(2, "trap '' INT; echo pid $$; while :; do sleep 0.05; done"));
   EXPECT_TRUE(tool.wait_for("pid ", 2));
   const auto start = Clock::now();
@@ -595,7 +595,7 @@ pid_t guard_of(pid_t launcher) {
 
 bool is_gone(pid_t pid) { return !alive(pid) || state(pid) == 'Z'; }
 
-TEST(Run, WorkersAndTheirChildrenEndWhenTheLauncherIsKilled) {
+TEST(RunCommand, WorkersAndTheirChildrenEndWhenTheLauncherIsKilled) {
   // Each computes and ignores what can be ignored, and so does a child in its group, one that has
   // left it, and one of another launcher.
   const std::string busy = "trap \"\" TERM HUP INT; echo pid $$; while :; do :; done";
@@ -613,7 +613,7 @@ TEST(Run, WorkersAndTheirChildrenEndWhenTheLauncherIsKilled) {
   EXPECT_TRUE(eventually([&] { return is_gone(guard); }));
 }
 
-TEST(Run, WorkersOfALauncherThatIsKilledAreAskedToEndFirst) {
+TEST(RunCommand, WorkersOfALauncherThatIsKilledAreAskedToEndFirst) {
   Folder folder;
   Tool tool(Tool::shells(
       1, "trap 'echo asked >\"" + folder.file("asked") +
@@ -625,7 +625,7 @@ TEST(Run, WorkersOfALauncherThatIsKilledAreAskedToEndFirst) {
   EXPECT_TRUE(eventually([&] { return is_gone(printed_pids(tool.out()).at(0)); }));
 }
 
-TEST(Run, TheGuardHoldsNothingAndEndsWithTheLauncher) {
+TEST(RunCommand, TheGuardHoldsNothingAndEndsWithTheLauncher) {
   Tool tool(Tool::shells(2, "echo ready; read line; exit 0"));
   EXPECT_TRUE(tool.wait_for("ready", 2));
   const pid_t guard = guard_of(tool.pid());
@@ -647,7 +647,7 @@ TEST(Run, TheGuardHoldsNothingAndEndsWithTheLauncher) {
   EXPECT_FALSE(alive(guard));
 }
 
-TEST(Run, AJobOutlivesItsGuard) {
+TEST(RunCommand, AJobOutlivesItsGuard) {
   Tool tool(Tool::shells(2, "echo ready; read line; exit $r"));
   EXPECT_TRUE(tool.wait_for("ready", 2));
   const pid_t guard = guard_of(tool.pid());
@@ -659,7 +659,7 @@ TEST(Run, AJobOutlivesItsGuard) {
 
 // ---- restarts
 
-TEST(Run, StartsTheWholeJobAgain) {
+TEST(RunCommand, StartsTheWholeJobAgain) {
   Folder folder;
   const std::string count = folder.file("count"), log = folder.file("log");
   Tool tool({"run", "-n", "2", "--restarts", "5", "sh", "-c",
@@ -684,7 +684,7 @@ TEST(Run, StartsTheWholeJobAgain) {
   EXPECT_EQ(tokens.size(), 3);
 }
 
-TEST(Run, GivesUpAfterSoManyRestarts) {
+TEST(RunCommand, GivesUpAfterSoManyRestarts) {
   Tool tool({"run", "-n", "1", "--restarts", "2", "sh", "-c", "echo here; exit 6"});
   EXPECT_EQ(tool.finish(), 6);
   EXPECT_EQ(tool.out(), "[0] here\n[0] here\n[0] here\n");
@@ -692,7 +692,7 @@ TEST(Run, GivesUpAfterSoManyRestarts) {
   EXPECT_THAT(tool.err(), Not(HasSubstr("restart 3")));
 }
 
-TEST(Run, DoesNotStartAgainWhatItWasToldToStop) {
+TEST(RunCommand, DoesNotStartAgainWhatItWasToldToStop) {
   Tool tool({"run", "-n", "1", "--restarts", "9", "sh", "-c", "echo ready; exec sleep 1000"});
   EXPECT_TRUE(tool.wait_for("ready"));
   tool.signal(SIGTERM);
