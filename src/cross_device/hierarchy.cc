@@ -1,9 +1,9 @@
 #include "cross_device/hierarchy.h"
 
 #include <algorithm>
-#include <bit>
 #include <set>
 
+#include "base/tree_split.h"
 #include "cross_device/fused.h"
 #include "kernels/gpu.h"
 #include "tensor/tensor_impl.h"
@@ -18,7 +18,7 @@ using detail::TensorAccess;
 // Appends the rounds for devices [first, first + n); returns how many there are.
 size_t add_rounds(int first, int n, std::vector<std::vector<Transfer>>& rounds) {
   if (n == 1) return 0;
-  const int left = int(std::bit_floor(unsigned(n - 1)));
+  const int left = base::left_part(n);
   const size_t round = std::max(add_rounds(first, left, rounds),
                                 add_rounds(first + left, n - left, rounds));
   if (rounds.size() <= round) rounds.resize(round + 1);

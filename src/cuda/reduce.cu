@@ -1,5 +1,6 @@
 // The fused n-way reduction. A whole list of tensors is one launch: its table of pointers travels
-// as the kernel's parameters. The sums are the tree of kernels/reduce.h, so the bits are the host's.
+// as the kernel's parameters. The sums are the tree of base/tree_split.h, so the bits are the
+// host's.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <tutti/error.h>
@@ -77,19 +78,13 @@ using OneTensor = Table<1, 18>;
 using FewTensors = Table<16, 440>;
 using ManyTensors = Table<256, 3500>;  // kernels take 32,764 bytes
 
-constexpr __host__ __device__ int split(int n) {  // the largest power of two below n
-  int p = 1;
-  while (2 * p < n) p *= 2;
-  return p;
-}
-
 template <class Type, int kFirst, int N>
 __device__ __forceinline__ typename Type::Acc tree(const Vector<typename Type::Stored>* in,
                                                    int lane) {
   if constexpr (N == 1) {
     return Type::widen(in[kFirst].lanes[lane]);
   } else {
-    constexpr int kLeft = split(N);
+    constexpr int kLeft = base::left_part(N);
     return tree<Type, kFirst, kLeft>(in, lane) +
            tree<Type, kFirst + kLeft, N - kLeft>(in, lane);
   }

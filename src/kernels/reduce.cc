@@ -1,7 +1,6 @@
 #include "kernels/reduce.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -21,17 +20,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace tutti::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using base::left_part;
 
 // Results are built tile by tile in the first-level cache, then written to all outputs.
 constexpr size_t kTileBytes = 4096;
 template <class T>
 constexpr size_t kTile = kTileBytes / sizeof(T);
-
-constexpr size_t split(size_t n) {  // the largest power of two below n
-  size_t p = 1;
-  while (2 * p < n) p *= 2;
-  return p;
-}
 
 // How a stored element becomes a lane of the accumulation type.
 template <class T>
@@ -149,7 +143,7 @@ HWY_INLINE hn::Vec<D> tree(D d, const typename Type::Stored* const* in, size_t i
   if constexpr (N == 1) {
     return Type::load(d, in[0] + i);
   } else {
-    constexpr size_t kLeft = split(N);
+    constexpr size_t kLeft = left_part(N);
     return Op::of(d, tree<Type, Op, kLeft>(d, in, i), tree<Type, Op, N - kLeft>(d, in + kLeft, i));
   }
 }
@@ -207,7 +201,7 @@ void tree_of(const typename Type::Stored* const* in, size_t n, size_t offset, si
     }
   }
   HWY_ALIGN Acc right[kTile<Acc>];
-  const size_t left = split(n);
+  const size_t left = left_part(n);
   tree_of<Type, Op>(in, left, offset, count, out);
   tree_of<Type, Op>(in + left, n - left, offset, count, right);
   const Acc* both[2] = {out, right};
@@ -421,7 +415,7 @@ constexpr int64_t kFewOfTwo = 64;
 template <class T>
 T tree_sum(std::span<const void* const> inputs, size_t i) {
   if (inputs.size() == 1) return static_cast<const T*>(inputs[0])[i];
-  const size_t left = std::bit_floor(inputs.size() - 1);
+  const size_t left = base::left_part(inputs.size());
   return T(tree_sum<T>(inputs.first(left), i) + tree_sum<T>(inputs.subspan(left), i));
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/thread_pool.h"
+#include "base/tree_split.h"
 
 namespace tutti::kernels {
 
@@ -24,11 +25,11 @@ struct Reduction {
   int64_t divisor = 1;  // what MEAN divides the sum by
 };
 
-// Runs the whole batch as one piece of work. For n inputs the result is the tree T(n) = T(p) op T(n
-// - p), with p the largest power of two below n; 16-bit floats are widened, combined, and rounded
-// once. MEAN is the tree of SUM, divided. Every bit depends on the inputs alone: not on threads,
-// batches, alignment or the machine's vector length. Outputs of more than half of `cache` bytes
-// bypass the cache; 0: what this process can count on of the machine's largest.
+// Runs the whole batch as one piece of work. The result is the tree of base/tree_split.h over the
+// inputs; 16-bit floats are widened, combined, and rounded once. MEAN is the tree of SUM, divided.
+// Every bit depends on the inputs alone: not on threads, batches, alignment or the machine's vector
+// length. Outputs of more than half of `cache` bytes bypass the cache; 0: the part of the machine's
+// largest cache that this process can count on.
 void reduce(std::span<const Reduction> batch, base::ThreadPool* pool = nullptr, size_t cache = 0);
 
 // One reduction on the calling thread. With `stream`, the outputs bypass the cache.

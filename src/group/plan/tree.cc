@@ -1,7 +1,6 @@
 #include "group/plan/tree.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "kernels/cast.h"
@@ -21,8 +20,6 @@ const std::byte* advanced(const void* data, int64_t elements, size_t each) {
 }
 
 }  // namespace
-
-size_t left_part(size_t leaves) { return std::bit_floor(leaves - 1); }
 
 bool has_partials(ReduceOp op, DType dtype) {
   return op != ReduceOp::MEAN || is_floating(dtype) || size_of(dtype) < 8;
@@ -66,7 +63,7 @@ const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, siz
     kernels::cast(data, dtype_, mine, partial_, tile.count);
     return mine;
   }
-  const size_t p = left_part(leaves);
+  const size_t p = base::left_part(leaves);
   // The left is kept while the right is worked out, one level deeper.
   const void* left = value_of(tile, first, p, depth + 1);
   if (left == scratch(2 * (depth + 1))) {
@@ -124,7 +121,7 @@ void TreeSum::finish(std::span<const Subtree> subtrees, std::span<const void* co
     if (subtrees.size() == 1) {
       inputs_.push_back(value_of(tile, 0, leaves_, 1));
     } else {
-      const size_t p = left_part(leaves_);
+      const size_t p = base::left_part(leaves_);
       const void* left = value_of(tile, 0, p, 2);
       if (left == scratch(4)) {
         std::memcpy(scratch(3), left, size_t(tile.count) * size_of(partial_));

@@ -1,8 +1,7 @@
-// The tree of a reduction, cut where hosts meet.
+// The tree of a reduction (base/tree_split.h), cut between hosts.
 //
-// The leaves are summed as T(n) = T(p) op T(n - p), p the largest power of two below n. A host that
-// has all leaves of a subtree can send that subtree's value in their stead; so the result has the
-// same bits wherever the leaves are.
+// A host that has all leaves of a subtree can send that subtree's value in their stead; so the
+// result has the same bits wherever the leaves are.
 #pragma once
 
 #include <tutti/dtype.h>
@@ -12,6 +11,8 @@
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "base/tree_split.h"
 
 namespace tutti::group {
 
@@ -29,7 +30,7 @@ struct Subtree {
 template <class Mine>
 std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single = false);
 
-// A sum cannot be cut into partial sums if no type holds those exactly: the mean of 64-bit
+// Whether there is a type that holds partial sums exactly. There is none for the mean of 64-bit
 // integers.
 bool has_partials(ReduceOp op, DType dtype);
 DType partial_dtype(ReduceOp op, DType dtype);
@@ -59,21 +60,19 @@ class TreeSum {
   const DType dtype_, partial_, result_;
   const size_t leaves_;
   std::vector<std::vector<std::byte>> scratch_;
-  std::vector<const void*> inputs_, widened_;
+  std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
 };
 
 // Implementation.
 
-size_t left_part(size_t leaves);  // the largest power of two below
-
 template <class Mine>
 std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single) {
   std::vector<Subtree> found;
-  // Whether all of [first, first + n) are mine; if not, the subtrees that are have been added.
+  // Whether all of [first, first + n) are mine. If only some are, their subtrees are added.
   const auto visit = [&](const auto& self, size_t first, size_t n) -> bool {
     if (n == 1) return mine(first);
-    const size_t p = left_part(n);
+    const size_t p = base::left_part(n);
     const bool left = self(self, first, p);
     const size_t between = found.size();
     const bool right = self(self, first + p, n - p);
