@@ -19,7 +19,7 @@ namespace tutti::tools {
 namespace {
 
 DType dtype_named(const std::string& text) {
-  for (int i = 0; i <= int(DType::float64); ++i)
+  for (size_t i = 0; i < detail::kDTypes.size(); ++i)
     if (name(DType(i)) == text) return DType(i);
   throw CLI::ValidationError("--dtype", fmt::format("there is no type \"{}\"", text));
 }

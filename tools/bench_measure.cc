@@ -52,8 +52,11 @@ double value(int rank, int64_t i, int ranks, ReduceOp reduce) {
     case ReduceOp::PROD: return 1 + double((i + rank) % 7 == 0);
     case ReduceOp::MEAN:
       return double(ranks) * double((i * 7 + rank * 13) % std::max(2, 120 / (ranks * ranks)));
-    default: return double((i * 7 + rank * 13) % std::max(2, 120 / ranks));
+    case ReduceOp::SUM:
+    case ReduceOp::MIN:
+    case ReduceOp::MAX: break;
   }
+  return double((i * 7 + rank * 13) % std::max(2, 120 / ranks));
 }
 
 double combined(int ranks, int64_t i, ReduceOp reduce,

@@ -1,12 +1,21 @@
-// Conversions between float32 and the 16-bit floats on single values; the kernels do the same in
-// vector lanes.
+// The 16-bit floats: which types they are, and conversions between them and float32 on single
+// values. The kernels do the same in vector lanes.
 #pragma once
+
+#include <tutti/dtype.h>
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
 namespace tutti::base {
+
+// What a reduction combines elements of `dtype` in: float32 for the 16-bit floats, else `dtype`.
+constexpr DType accumulator_of(DType dtype) {
+  (void)size_of(dtype);  // which throws for a value that is not a DType
+  return tutti::detail::kDTypes[size_t(dtype)].accumulator;
+}
+constexpr bool is_half(DType dtype) { return accumulator_of(dtype) != dtype; }
 
 inline uint16_t float16_from_float(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);

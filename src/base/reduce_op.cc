@@ -1,6 +1,7 @@
+#include "base/reduce_op.h"
+
 #include <fmt/format.h>
 #include <tutti/error.h>
-#include <tutti/reduce_op.h>
 
 #include <array>
 #include <string>
@@ -9,7 +10,11 @@ namespace tutti {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> kOps{"SUM", "MEAN", "MIN", "MAX", "PROD"};
+constexpr auto kOps = [] {
+  std::array<std::string_view, base::kReduceOps.size()> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = base::kReduceOps[i].name;
+  return names;
+}();
 constexpr std::array<std::string_view, 4> kAggregations{"NONE", "SUM", "MEAN",
                                                         "ONLY_FIRST_REPLICA"};
 constexpr std::array<std::string_view, 3> kImplementations{"AUTO", "RING", "NCCL"};
@@ -36,7 +41,7 @@ size_t look_up(std::string_view text, const std::array<std::string_view, N>& nam
 }  // namespace
 
 ReduceOp reduce_op(std::string_view text) { return ReduceOp(look_up(text, kOps, "ReduceOp")); }
-std::string_view name(ReduceOp op) { return name_in(kOps, op, "ReduceOp"); }
+std::string_view name(ReduceOp op) { return base::facts(op).name; }
 std::ostream& operator<<(std::ostream& os, ReduceOp op) { return os << name(op); }
 
 std::string_view name(VariableAggregation aggregation) {
@@ -58,13 +63,12 @@ ReduceOp reduce_op(VariableAggregation aggregation) {
 }
 
 DType result_dtype(ReduceOp op, DType dtype) {
-  if (size_t(op) >= kOps.size()) detail::throw_not_a("ReduceOp", int(op));
-  (void)size_of(dtype);  // which throws for what is not a DType
-  if (dtype == DType::boolean && op != ReduceOp::MIN && op != ReduceOp::MAX)
+  (void)base::facts(op);  // which throws for a value that is not a ReduceOp
+  (void)size_of(dtype);   // and this for one that is not a DType
+  if (dtype == DType::boolean && !base::is_selection(op))
     throw InvalidArgumentError(
         fmt::format("bool has no {}; it has MIN (and) and MAX (or)", name(op)));
-  if (op != ReduceOp::MEAN || is_floating(dtype)) return dtype;
-  return size_of(dtype) <= 2 ? DType::float32 : DType::float64;
+  return base::divides(op) ? detail::kDTypes[size_t(dtype)].mean : dtype;
 }
 
 CommunicationImplementation communication_implementation(std::string_view text) {

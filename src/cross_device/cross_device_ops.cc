@@ -11,6 +11,7 @@
 #include <typeinfo>
 
 #include "base/context.h"
+#include "base/reduce_op.h"
 #include "cross_device/fused.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
@@ -82,7 +83,7 @@ void check_reducible(std::string_view what, ReduceOp op, const PerReplica<Value>
     return !value[i].is_sparse() ? 0 : value[i].slices().dense_shape ? 1 : 2;
   };
   for (size_t i = 0; i < value.size(); ++i) {
-    if (value[i].is_sparse() && op != ReduceOp::SUM && op != ReduceOp::MEAN)
+    if (value[i].is_sparse() && !base::is_sum(op))
       invalid(what, fmt::format("IndexedSlices have SUM and MEAN, not {}", name(op)));
     for (const size_t other : firsts)
       if (!shapes_agree(value[other], value[i]))
@@ -213,7 +214,7 @@ Mirrored<Value> CrossDeviceOps::reduce_value(ReduceOp op, const Mirrored<Value>&
   options.validate("reduce");
   (void)name(op);  // which throws for what is not a ReduceOp
   if (value.empty()) invalid("reduce", "the value has no replicas");
-  if (op == ReduceOp::SUM || op == ReduceOp::PROD)
+  if (!base::keeps_equal_values(op))
     invalid(
         "reduce",
         fmt::format("the value is Mirrored: its replicas are one value already, so it has no {} "

@@ -4,6 +4,7 @@
 #include <map>
 #include <ranges>
 
+#include "base/half.h"
 #include "kernels/gpu.h"
 #include "kernels/reduce.h"
 #include "tensor/tensor_impl.h"
@@ -14,8 +15,6 @@ namespace {
 
 using detail::Device;
 using detail::TensorAccess;
-
-bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
 // Collects what the kernel is to do, and keeps alive what it reads.
 class Work {
@@ -210,7 +209,9 @@ Mirrored<Value> add_sparse(Work& work, ReduceOp op, const PerReplica<Value>& val
 Mirrored<Value> reduce_mixed(ReduceOp op, const PerReplica<Value>& value,
                              const Destinations& destinations) {
   const DType dtype = value[0].dtype();
-  const auto widened = [&](const Tensor& t) { return is_half(dtype) ? t.to(DType::float32) : t; };
+  const auto widened = [&](const Tensor& t) {
+    return base::is_half(dtype) ? t.to(base::accumulator_of(dtype)) : t;
+  };
   std::vector<Tensor> inputs;
   for (const Value& v : value) {
     if (!v.is_sparse()) {
@@ -224,7 +225,7 @@ Mirrored<Value> reduce_mixed(ReduceOp op, const PerReplica<Value>& value,
   Work work;
   const Mirrored<Value> result = add_dense(work, op, inputs, destinations, int64_t(inputs.size()));
   work.run();
-  if (!is_half(dtype)) return result;
+  if (!base::is_half(dtype)) return result;
   return result.map([&](const Value& v) { return Value(v.tensor().to(dtype)); });
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "base/half.h"
+#include "base/reduce_op.h"
 #include "base/tree_split.h"
 #include "cross_device/fused.h"
 #include "kernels/gpu.h"
@@ -62,12 +64,12 @@ bool on_distinct_cards(const PerReplica<Value>& value) {
 Mirrored<Value> hierarchical_reduce(ReduceOp op, const PerReplica<Value>& value,
                                     const Destinations& destinations) {
   const DType dtype = value[0].dtype();
-  const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
+  const bool half = base::is_half(dtype);
   std::vector<Tensor> parts;
   for (const Value& v : value)
     parts.push_back(half ? v.tensor().to(DType::float32) : v.tensor());
   const std::vector<std::vector<Transfer>> rounds = reduction_rounds(int(parts.size()));
-  const ReduceOp step = op == ReduceOp::MEAN ? ReduceOp::SUM : op;
+  const ReduceOp step = base::partial_op(op);
   for (const std::vector<Transfer>& round : rounds)
     for (const auto& [from, to] : round) {
       Tensor& target = parts[size_t(to)];
@@ -75,7 +77,7 @@ Mirrored<Value> hierarchical_reduce(ReduceOp op, const PerReplica<Value>& value,
                         detail::within_reach(parts[size_t(from)], TensorAccess::device(target)));
     }
   Tensor result = parts[0];
-  if (op == ReduceOp::MEAN) result = combined(op, result, {}, int64_t(parts.size()));
+  if (base::divides(op)) result = combined(op, result, {}, int64_t(parts.size()));
   if (half) result = result.to(dtype);
 
   // Back the way it came, if the results go to the devices that the values are on.

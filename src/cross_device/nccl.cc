@@ -5,6 +5,8 @@
 #include <mutex>
 #include <set>
 
+#include "base/half.h"
+#include "base/reduce_op.h"
 #include "base/settings.h"
 #include "gpu/gpu_collectives.h"
 #include "tensor/tensor_impl.h"
@@ -80,9 +82,9 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
                                          const CommunicationOptions& options) {
   const std::vector<int> cards = cards_of(pairs[0]->first);
   const DType dtype = pairs[0]->first[0].dtype(), type = *group::type_in_nccl(op, dtype);
-  const bool widened = dtype == DType::float16 || dtype == DType::bfloat16;
+  const bool widened = base::is_half(dtype);
   const size_t devices = cards.size();
-  const ReduceOp combining = op == ReduceOp::MEAN ? ReduceOp::SUM : op;
+  const ReduceOp combining = base::partial_op(op);
   const auto cast = [&](size_t device, const Tensor& from, const Tensor& to) {
     gpus.kernels.cast(cards[device], gpus.current_stream(cards[device]), from.const_data(),
                       from.dtype(), TensorAccess::data(to), to.dtype(), from.num_elements());
@@ -145,7 +147,7 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
       to.push_back(TensorAccess::data(sum[d]));
     }
     std::vector<kernels::Reduction> means;
-    for (size_t i = 0; i < sums.size() && op == ReduceOp::MEAN; ++i)
+    for (size_t i = 0; i < sums.size() && base::divides(op); ++i)
       if (elements[i])
         means.push_back({.inputs = {&from[i], 1},
                          .outputs = {&to[i], 1},

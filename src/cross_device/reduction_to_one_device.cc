@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/reduce_op.h"
 #include "cross_device/fused.h"
 #include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
@@ -33,8 +34,7 @@ Mirrored<Value> ReductionToOneDevice::reduce_implementation(ReduceOp op,
                                                             const PerReplica<Value>& value,
                                                             const Destinations& destinations,
                                                             const CommunicationOptions&) {
-  const bool sums_dense = (op == ReduceOp::SUM || op == ReduceOp::MEAN) &&
-                          std::ranges::none_of(value, &Value::is_sparse);
+  const bool sums_dense = base::is_sum(op) && std::ranges::none_of(value, &Value::is_sparse);
   if (!accumulation_fn_ || !sums_dense) {
     describe("reduction_to_one_device");
     return cross_device::fused_reduce(op, value, destinations);

@@ -5,7 +5,7 @@
 
 namespace tutti::cuda {
 
-// ResourceExhaustedError where the card has no memory left, else InternalError with CUDA's text.
+// ResourceExhaustedError if the card has no memory left, else InternalError with CUDA's text.
 void check(cudaError_t status, const char* call);
 
 // Calls of this thread go to `card` while it lives. With one card they always do.

@@ -28,14 +28,9 @@ __device__ int64_t stride() { return int64_t(gridDim.x) * blockDim.x; }
 
 __device__ float widen(float16 x) { return __half2float(__ushort_as_half(x.bits)); }
 __device__ float widen(bfloat16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
-template <class T>
-__device__ T narrow_to(float x) {
-  T result;
-  if constexpr (std::is_same_v<T, float16>)
-    result.bits = __half_as_ushort(__float2half_rn(x));
-  else
-    result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
-  return result;
+__device__ void narrow(float x, float16& to) { to.bits = __half_as_ushort(__float2half_rn(x)); }
+__device__ void narrow(float x, bfloat16& to) {
+  to.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
 template <class To, class From>
@@ -87,10 +82,13 @@ __global__ void fill_kernel(T* to, T element, int64_t count) {
 
 template <class T>
 __device__ T applied(kernels::Update update, T a, T b) {
-  if constexpr (std::is_class_v<T>)  // the 16-bit floats compute in 32
-    return narrow_to<T>(kernels::updated(update, widen(a), widen(b)));
-  else
+  if constexpr (std::is_class_v<T>) {  // the 16-bit floats compute in 32
+    T result;
+    narrow(kernels::updated(update, widen(a), widen(b)), result);
+    return result;
+  } else {
     return kernels::updated(update, a, b);
+  }
 }
 
 template <class T>

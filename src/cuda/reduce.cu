@@ -16,6 +16,7 @@ namespace tutti::cuda {
 
 namespace {
 
+using base::Combine;
 using kernels::Reduction;
 
 constexpr int kThreads = 256;
@@ -90,7 +91,7 @@ __device__ __forceinline__ typename Type::Acc tree(const Vector<typename Type::S
   }
 }
 
-// How many vectors a thread sums, one after another: more where a block has to look for its tensor.
+// How many vectors a thread sums, one after another: more if a block has to look for its tensor.
 template <class Tables>
 constexpr int kVectors = Tables::kTensors == 1 ? 1 : 4;
 
@@ -158,41 +159,41 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ T
 }
 
 template <class T>
-__device__ T smaller(T a, T b, bool min) {
+constexpr T smaller(T a, T b, bool min) {
   // NaN wins, and -0 comes before +0.
   if (min ? a < b : b < a) return a;
   if (min ? b < a : a < b) return b;
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_floating_point_v<T>) {
     if (a != b) return a + b;
-    const int x = __float_as_int(a), y = __float_as_int(b);
-    return __int_as_float(min ? x | y : x & y);
-  } else if constexpr (std::is_same_v<T, double>) {
-    if (a != b) return a + b;
-    const long long x = __double_as_longlong(a), y = __double_as_longlong(b);
-    return __longlong_as_double(min ? x | y : x & y);
+    using Bits = std::conditional_t<sizeof(T) == sizeof(uint32_t), uint32_t, uint64_t>;
+    const Bits x = std::bit_cast<Bits>(a), y = std::bit_cast<Bits>(b);
+    return std::bit_cast<T>(min ? x | y : x & y);
   }
   return a;
 }
 
 template <class T>
-__device__ T combined(ReduceOp op, T a, T b) {
+constexpr T combined(Combine how, T a, T b) {
   using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;  // integers wrap
-  switch (op) {
-    case ReduceOp::MIN: return smaller(a, b, true);
-    case ReduceOp::MAX: return smaller(a, b, false);
-    case ReduceOp::PROD: return T(Wide(a) * Wide(b));
-    default: return T(Wide(a) + Wide(b));
+  switch (how) {
+    case Combine::add: return T(Wide(a) + Wide(b));
+    case Combine::multiply: return T(Wide(a) * Wide(b));
+    case Combine::least: return smaller(a, b, true);
+    case Combine::most: return smaller(a, b, false);
   }
+  return a;
 }
+// The host's compiler warns of a case that is missing above, and only if the host calls it.
+static_assert(combined(Combine::most, 1, 2) == 2);
 
 constexpr int kLevels = 12;  // of the tree: 4,096 inputs
-constexpr int kElements = 4;  // a thread takes so many, one after another
+constexpr int kElements = 4;  // for each thread, one after another
 
 // Any operation on any number of inputs, element by element. The tree is that of a binary counter:
 // level l holds the sum of the last 2^l inputs that are still without a partner.
 template <class Type, class Tables>
 __global__ void __launch_bounds__(kThreads)
-    combine_kernel(const __grid_constant__ Tables table, ReduceOp op) {
+    combine_kernel(const __grid_constant__ Tables table, Combine how) {
   using Stored = typename Type::Stored;
   using Acc = typename Type::Acc;
   const int e = table.tensor_of(blockIdx.x);
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int l = 0; l < kLevels; ++l) {
         if (placed) continue;
         if (n >> l & 1) {
-          x = combined(op, levels[l], x);
+          x = combined(how, levels[l], x);
         } else {
           levels[l] = x;
           placed = true;
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int l = 0; l < kLevels; ++l)
       if (table.inputs >> l & 1) {
-        result = any ? combined(op, levels[l], result) : levels[l];
+        result = any ? combined(how, levels[l], result) : levels[l];
         any = true;
       }
     if constexpr (!std::is_integral_v<Acc>)
@@ -233,10 +234,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The mean of integers: an exact sum in Wide, and one division.
-template <class T, class Out, class Wide, class Tables>
+template <class T, class Tables>
 __global__ void __launch_bounds__(kThreads)
     integer_mean_kernel(const __grid_constant__ Tables table) {
+  using Wide = kernels::ExactSum<T>;
+  using Out = kernels::MeanOf<T>;
   const int e = table.tensor_of(blockIdx.x);
   const int64_t count = table.count[e];
   const void* const* const inputs = table.pointers + table.first_pointer[e];
@@ -262,15 +264,18 @@ struct Kind {
   auto operator<=>(const Kind&) const = default;
 };
 
-bool is_sum(const Kind& kind) { return kind.op == ReduceOp::SUM || kind.op == ReduceOp::MEAN; }
+// A copy: see `simplified`.
+bool is_copy(const Kind& kind) {
+  return kind.inputs == 1 && kind.dtype == DType::uint8 && kind.op == ReduceOp::SUM;
+}
 
-// Is it one of those that are summed in registers, or a copy? Sums of floats are what training is
-// made of, in teams of 2, 4 and 8 above all; the rest makes do with one kernel a type.
+// Whether the inputs are summed in registers, or only copied. Sums of floats are what training is
+// made of, in teams of 2, 4 and 8 above all; everything else has one kernel for each type.
 bool has_sum_kernel(const Kind& kind) {
-  if (!is_sum(kind) || kind.inputs > 8) return false;
-  if (kind.dtype == DType::uint8) return kind.op == ReduceOp::SUM && kind.inputs == 1;
+  if (is_copy(kind)) return true;
+  if (!base::is_sum(kind.op) || kind.inputs > 8) return false;
   if (kind.dtype == DType::float32) return true;
-  return kind.dtype >= DType::float16 && std::has_single_bit(unsigned(kind.inputs));
+  return is_floating(kind.dtype) && std::has_single_bit(unsigned(kind.inputs));
 }
 
 // Fills tables, and launches each when it is full.
@@ -346,7 +351,7 @@ class Launcher {
  private:
   template <class Type>
   void floats() {
-    if (is_sum(kind_)) {
+    if (base::is_sum(kind_.op)) {
       switch (kind_.inputs) {
         case 1: return sum<Type, 1>();
         case 2: return sum<Type, 2>();
@@ -371,13 +376,10 @@ class Launcher {
   template <class T>
   void integers() {
     if constexpr (Tables::kTensors > 1) {
-      if (kind_.op == ReduceOp::MEAN) {
-        using Out = std::conditional_t<sizeof(T) <= 2, float, double>;
-        using Wide = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
+      if (base::divides(kind_.op))
         return each(kThreads * kElements, [&](const Tables& table, uint32_t blocks) {
-          integer_mean_kernel<T, Out, Wide><<<blocks, kThreads, 0, stream_>>>(table);
+          integer_mean_kernel<T><<<blocks, kThreads, 0, stream_>>>(table);
         });
-      }
       combine<Plain<T>>();
     }
   }
@@ -394,7 +396,7 @@ class Launcher {
   void combine() {
     if constexpr (Tables::kTensors > 1)
       each(kThreads * kElements, [&](const Tables& table, uint32_t blocks) {
-        combine_kernel<Type><<<blocks, kThreads, 0, stream_>>>(table, kind_.op);
+        combine_kernel<Type><<<blocks, kThreads, 0, stream_>>>(table, base::combine_of(kind_.op));
       });
   }
 
@@ -421,8 +423,7 @@ void run(cudaStream_t stream, const Kind& kind, std::span<const Reduction* const
   for (const Reduction* const r : reductions) pointers += r->inputs.size() + r->outputs.size();
   const auto launch = [&]<class Tables>(Tables*) {
     Launcher<Tables> launcher(stream, kind, reductions);
-    // A copy: it was turned into bytes.
-    if (kind.inputs == 1 && kind.dtype == DType::uint8 && kind.op == ReduceOp::SUM)
+    if (is_copy(kind))
       launcher.copy();
     else
       launcher.launch();
@@ -438,7 +439,7 @@ void run(cudaStream_t stream, const Kind& kind, std::span<const Reduction* const
 
 // A reduction that only copies is one of bytes.
 Reduction simplified(const Reduction& r) {
-  const bool divides = r.op == ReduceOp::MEAN && (r.dtype < DType::float16 || r.divisor != 1);
+  const bool divides = base::divides(r.op) && (!is_floating(r.dtype) || r.divisor != 1);
   if (r.inputs.size() != 1 || divides) return r;
   return {.inputs = r.inputs,
           .outputs = r.outputs,
@@ -448,7 +449,7 @@ Reduction simplified(const Reduction& r) {
 }
 
 Kind kind_of(const Reduction& r) {
-  return {r.dtype, r.op, int(r.inputs.size()), r.op == ReduceOp::MEAN ? r.divisor : 1};
+  return {r.dtype, r.op, int(r.inputs.size()), base::divides(r.op) ? r.divisor : 1};
 }
 
 }  // namespace

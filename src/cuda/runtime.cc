@@ -62,7 +62,7 @@ class CudaRuntime : public device::GpuRuntime {
     const OnCard here(card);
     cudaStream_t stream;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    // What is freed is kept for the next who asks.
+    // What is freed is kept for the next allocation.
     cudaMemPool_t pool;
     check(cudaDeviceGetDefaultMemPool(&pool, card), "cudaDeviceGetDefaultMemPool");
     uint64_t keep = UINT64_MAX;

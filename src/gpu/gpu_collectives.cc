@@ -9,7 +9,9 @@
 #include <deque>
 #include <numeric>
 
+#include "base/half.h"
 #include "base/log.h"
+#include "base/reduce_op.h"
 #include "device/failure.h"
 
 namespace tutti::group {
@@ -27,11 +29,6 @@ std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) +
 const std::byte* at(const void* data, size_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;
 }
-
-bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
-
-// A mean is a sum, divided when it is complete.
-ReduceOp combining(ReduceOp op) { return op == ReduceOp::MEAN ? ReduceOp::SUM : op; }
 
 // What the ranks of a group are to its watch.
 class Ranks : public NcclLink::Others {
@@ -65,23 +62,26 @@ void put(char (&to)[N], const std::string& text) {
 }  // namespace
 
 std::optional<DType> type_in_nccl(ReduceOp op, DType dtype) {
-  const bool least_or_most = op == ReduceOp::MIN || op == ReduceOp::MAX;
   switch (dtype) {
     case DType::boolean: return DType::uint8;  // has MIN and MAX only
     case DType::int16:
     case DType::uint16: return {};
     case DType::float16:
     case DType::bfloat16:
-      if (least_or_most) return {};  // NCCL's lose a NaN
-      return DType::float32;         // rounded once, at the end
     case DType::float32:
     case DType::float64:
-      if (least_or_most) return {};
-      return dtype;
-    default:
-      if (op == ReduceOp::MEAN) return {};  // its sum would have to be wider
+      if (base::is_selection(op)) return {};  // NCCL's lose a NaN
+      return base::accumulator_of(dtype);     // rounded once, at the end
+    case DType::int8:
+    case DType::int32:
+    case DType::int64:
+    case DType::uint8:
+    case DType::uint32:
+    case DType::uint64:
+      if (base::divides(op)) return {};  // its sum would have to be wider
       return dtype;
   }
+  return {};
 }
 
 std::string why_not_nccl(std::span<const GpuHello> ranks) {
@@ -396,7 +396,7 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const LeafReduction&
         part.from = all;
       }
       if (wanted) part.to = scratch.take(bytes * size_t(leaves));
-    } else if (is_half(piece.dtype)) {
+    } else if (base::is_half(piece.dtype)) {
       const size_t wide = size_t(piece.count) * sizeof(float);
       std::vector<const void*> widened;
       for (const void* const input : piece.inputs) {
@@ -407,11 +407,11 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const LeafReduction&
       part.to = const_cast<void*>(widened[0]);
       part.from = part.to;
       if (widened.size() > 1)
-        before.add(combining(op), DType::float32, widened, {part.to}, piece.count);
+        before.add(base::partial_op(op), DType::float32, widened, {part.to}, piece.count);
     } else {
       part.to = wanted && !piece.outputs.empty() ? piece.outputs[0] : scratch.take(bytes);
       if (piece.inputs.size() > 1) {
-        before.add(combining(op), piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
+        before.add(base::partial_op(op), piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
                    {part.to}, piece.count);
         part.from = part.to;
       }
@@ -427,9 +427,11 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const LeafReduction&
       const size_t bytes =
           size_t(part.piece.count) * size_of(part.piece.dtype) * part.piece.inputs.size();
       if (part.type && root < 0)
-        nccl.all_reduce(part.from, part.to, part.piece.count, *part.type, combining(op), stream);
+        nccl.all_reduce(part.from, part.to, part.piece.count, *part.type, base::partial_op(op),
+                        stream);
       else if (part.type)
-        nccl.reduce(part.from, part.to, part.piece.count, *part.type, combining(op), root, stream);
+        nccl.reduce(part.from, part.to, part.piece.count, *part.type, base::partial_op(op), root,
+                    stream);
       else if (root < 0)
         nccl.all_gather(part.from, part.to, bytes, stream);
       else if (!wanted)
@@ -452,16 +454,16 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const LeafReduction&
       std::vector<const void*> all;
       for (int64_t i = 0; i < leaves; ++i) all.push_back(at(part.to, bytes * size_t(i)));
       after.add(op, piece.dtype, std::move(all), outputs, piece.count, leaves);
-    } else if (is_half(piece.dtype)) {
-      if (op == ReduceOp::MEAN)
+    } else if (base::is_half(piece.dtype)) {
+      if (base::divides(op))
         after.add(op, DType::float32, {part.to}, {part.to}, piece.count, leaves);
-    } else if (op == ReduceOp::MEAN || outputs.size() > 1) {
+    } else if (base::divides(op) || outputs.size() > 1) {
       after.add(op, piece.dtype, {part.to}, outputs, piece.count, leaves);
     }
   }
   after.run(gpus_, card);
   for (const Part& part : parts)
-    if (part.type && is_half(part.piece.dtype))
+    if (part.type && base::is_half(part.piece.dtype))
       for (void* const output : part.piece.outputs)
         gpus_.kernels.cast(card, stream, part.to, DType::float32, output, part.piece.dtype,
                            part.piece.count);
@@ -494,7 +496,7 @@ void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupC
     after.add(call.op, call.in.dtype, std::move(all), {call.out.data}, count, n);
     return after.run(gpus_, card);
   }
-  const bool wide = is_half(call.in.dtype);
+  const bool wide = base::is_half(call.in.dtype);
   const void* from = call.in.data;
   void* to = call.out.data;
   if (wide) {
@@ -503,9 +505,10 @@ void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupC
     from = widened;
     to = scratch.take(size_t(count) * sizeof(float));
   }
-  link.launch(operation,
-              [&] { nccl.reduce_scatter(from, to, count, *type, combining(call.op), stream); });
-  if (call.op == ReduceOp::MEAN) after.add(call.op, *type, {to}, {to}, count, n);
+  link.launch(operation, [&] {
+    nccl.reduce_scatter(from, to, count, *type, base::partial_op(call.op), stream);
+  });
+  if (base::divides(call.op)) after.add(call.op, *type, {to}, {to}, count, n);
   after.run(gpus_, card);
   if (wide) gpus_.kernels.cast(card, stream, to, *type, call.out.data, call.out.dtype, count);
 }

@@ -237,7 +237,7 @@ void SameTypes::restore(StateReader& state) {
   if (!state.flag()) return;
   first_.emplace(state.count_up_to(~uint64_t{0}, 8, "the number of components of an element"));
   for (int& type : *first_)
-    type = int(state.number_up_to(uint64_t(DType::float64) + 1, "the type of a component")) - 1;
+    type = int(state.number_up_to(kDTypes.size(), "the type of a component")) - 1;
 }
 
 Tensors stacked(const std::vector<Tensors>& elements) {

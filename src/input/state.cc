@@ -139,7 +139,7 @@ std::string_view StateReader::text() { return take(number()); }
 
 Tensor StateReader::tensor() {
   if (!flag()) return {};
-  const DType dtype = DType(number_up_to(uint64_t(DType::float64), "the type of a tensor"));
+  const DType dtype = DType(number_up_to(kDTypes.size() - 1, "the type of a tensor"));
   std::vector<int64_t> extents(count_up_to(left_.size(), sizeof(int64_t), "the rank of a tensor"));
   for (int64_t& extent : extents)
     extent = int64_t(number_up_to(std::numeric_limits<int64_t>::max(), "an extent of a tensor"));

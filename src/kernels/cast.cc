@@ -13,7 +13,7 @@ namespace tutti::kernels {
 namespace {
 
 template <class T>
-constexpr bool is_half = std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>;
+constexpr bool is_half = base::is_half(dtype_of<T>::value);
 
 template <class To, class From>
 To convert(From value) {

@@ -23,9 +23,9 @@ decltype(auto) with_type(DType dtype, F&& f) {
     case DType::float16: return f(static_cast<float16*>(nullptr));
     case DType::bfloat16: return f(static_cast<bfloat16*>(nullptr));
     case DType::float32: return f(static_cast<float*>(nullptr));
-    case DType::float64: break;
+    case DType::float64: return f(static_cast<double*>(nullptr));
   }
-  return f(static_cast<double*>(nullptr));
+  detail::throw_not_a("DType", int(dtype));
 }
 
 // to[i] = from[i] for `count` elements, by the rules of Tensor::to.

@@ -20,6 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tutti::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using base::Combine;
 using base::left_part;
 
 // Results are built tile by tile in the first-level cache, then written to all outputs.
@@ -241,11 +242,11 @@ void run(const Reduction& r, int64_t begin, int64_t end, bool stream) {
   const hn::ScalableTag<Acc> d;
   const auto* const in = reinterpret_cast<const Stored* const*>(r.inputs.data());
   HWY_ALIGN Acc tile[kTile<Acc>];
-  // Few inputs are combined in registers, so the first output can do without the tile, even where
-  // it is one of the inputs.
+  // Few inputs are combined in registers, so the first output needs no tile, even if it is one of
+  // the inputs.
   const bool direct =
       sizeof(Acc) == sizeof(Stored) && r.inputs.size() <= 4 && !r.outputs.empty() && !stream;
-  const bool divides = hwy::IsFloat<Acc>() && r.op == ReduceOp::MEAN && r.divisor != 1;
+  const bool divides = hwy::IsFloat<Acc>() && base::divides(r.op) && r.divisor != 1;
   for (int64_t at = begin; at < end; at += int64_t(kTile<Acc>)) {
     const size_t count = std::min(kTile<Acc>, size_t(end - at));
     if (direct) {
@@ -286,9 +287,10 @@ void run_product(const Reduction& r, int64_t begin, int64_t end) {
   }
 }
 
-// The mean of integers: an exact sum in Wide, and one division.
-template <class T, class Out, class Wide>
+template <class T>
 void run_integer_mean(const Reduction& r, int64_t begin, int64_t end) {
+  using Wide = ExactSum<T>;
+  using Out = MeanOf<T>;
   constexpr size_t kCount = kTile<Wide>;
   Wide sum[kCount];
   HWY_ALIGN Out tile[kCount];
@@ -306,26 +308,24 @@ void run_integer_mean(const Reduction& r, int64_t begin, int64_t end) {
 
 template <class Type>
 void run_float(const Reduction& r, int64_t begin, int64_t end, bool stream) {
-  switch (r.op) {
-    case ReduceOp::SUM:
-    case ReduceOp::MEAN: return run<Type, Add>(r, begin, end, stream);
-    case ReduceOp::MIN: return run<Type, Extreme<true>>(r, begin, end, stream);
-    case ReduceOp::MAX: return run<Type, Extreme<false>>(r, begin, end, stream);
-    case ReduceOp::PROD: return run<Type, Mul>(r, begin, end, stream);
+  switch (base::combine_of(r.op)) {
+    case Combine::add: return run<Type, Add>(r, begin, end, stream);
+    case Combine::multiply: return run<Type, Mul>(r, begin, end, stream);
+    case Combine::least: return run<Type, Extreme<true>>(r, begin, end, stream);
+    case Combine::most: return run<Type, Extreme<false>>(r, begin, end, stream);
   }
 }
 
 template <class T>
 void run_integer(const Reduction& r, int64_t begin, int64_t end, bool stream) {
   using Unsigned = hwy::MakeUnsigned<T>;  // wraps
-  using Out = std::conditional_t<sizeof(T) <= 2, float, double>;
-  using Wide = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
-  switch (r.op) {
-    case ReduceOp::SUM: return run<Plain<Unsigned>, Add>(r, begin, end, stream);
-    case ReduceOp::MEAN: return run_integer_mean<T, Out, Wide>(r, begin, end);
-    case ReduceOp::MIN: return run<Plain<T>, Extreme<true>>(r, begin, end, stream);
-    case ReduceOp::MAX: return run<Plain<T>, Extreme<false>>(r, begin, end, stream);
-    case ReduceOp::PROD: return run_product<Unsigned>(r, begin, end);
+  switch (base::combine_of(r.op)) {
+    case Combine::add:
+      if (base::divides(r.op)) return run_integer_mean<T>(r, begin, end);
+      return run<Plain<Unsigned>, Add>(r, begin, end, stream);
+    case Combine::multiply: return run_product<Unsigned>(r, begin, end);
+    case Combine::least: return run<Plain<T>, Extreme<true>>(r, begin, end, stream);
+    case Combine::most: return run<Plain<T>, Extreme<false>>(r, begin, end, stream);
   }
 }
 
@@ -429,7 +429,7 @@ void sum_few(const Reduction& r) {
   } else {
     for (int64_t i = 0; i < r.count; ++i) sums[i] = tree_sum<T>(r.inputs, size_t(i));
   }
-  if (r.op == ReduceOp::MEAN)
+  if (base::divides(r.op))
     for (int64_t i = 0; i < r.count; ++i) sums[i] /= T(r.divisor);
   for (void* output : r.outputs) std::memcpy(output, sums, size_t(r.count) * sizeof(T));
 }
@@ -439,7 +439,7 @@ void sum_few(const Reduction& r) {
 void reduce_here(const Reduction& reduction, bool stream) {
   if (reduction.count == 0) return;
   if (reduction.count <= (reduction.inputs.size() == 2 ? kFewOfTwo : kFew) &&
-      (reduction.op == ReduceOp::SUM || reduction.op == ReduceOp::MEAN)) {
+      base::is_sum(reduction.op)) {
     if (reduction.dtype == DType::float32) return sum_few<float>(reduction);
     if (reduction.dtype == DType::float64) return sum_few<double>(reduction);
   }

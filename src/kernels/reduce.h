@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
+#include "base/reduce_op.h"
 #include "base/thread_pool.h"
 #include "base/tree_split.h"
 
@@ -15,7 +17,7 @@ namespace tutti::kernels {
 
 // One tensor of a batch: each output becomes the combination of all inputs, element by element.
 // Outputs hold result_dtype(op, dtype) and do not overlap each other; one of them may be one of the
-// inputs, where the types are the same, and overlaps none otherwise.
+// inputs, if the types are the same, and overlaps none otherwise.
 struct Reduction {
   std::span<const void* const> inputs;  // in replica order, at least one
   std::span<void* const> outputs;
@@ -24,6 +26,13 @@ struct Reduction {
   ReduceOp op;
   int64_t divisor = 1;  // what MEAN divides the sum by
 };
+
+// The mean of integers T: an exact sum in ExactSum<T>, divided once, as a MeanOf<T>.
+template <class T>
+using ExactSum = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
+template <class T>
+using MeanOf =
+    std::conditional_t<detail::facts_of(dtype_of<T>::value).mean == DType::float32, float, double>;
 
 // Runs the whole batch as one piece of work. The result is the tree of base/tree_split.h over the
 // inputs; 16-bit floats are widened, combined, and rounded once. MEAN is the tree of SUM, divided.

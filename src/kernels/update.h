@@ -31,8 +31,9 @@ TUTTI_HOST_DEVICE T updated(Update update, T a, T b) {
         return T(a / b);
       case Update::min: return b < a || b != b ? b : a;
       case Update::max: return a < b || b != b ? b : a;
-      default: return b;
+      case Update::assign: break;
     }
+    return b;
   }
 }
 

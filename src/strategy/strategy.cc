@@ -3,6 +3,7 @@
 #include <tutti/error.h>
 #include <tutti/strategy.h>
 
+#include "base/reduce_op.h"
 #include "cross_device/weighted.h"
 #include "input/input_source.h"
 #include "strategy/context.h"
@@ -89,7 +90,7 @@ IndexedSlices Strategy::reduce(ReduceOpArg op, const PerReplica<IndexedSlices>& 
 
 Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
                               const ReduceOptions& options) {
-  if (op != ReduceOp::SUM && op != ReduceOp::MEAN)
+  if (!base::is_sum(op))
     throw InvalidArgumentError(
         fmt::format("reduce: only SUM and MEAN have axes, not {}", name(op)));
   std::vector<Tensor> parts;
@@ -111,7 +112,7 @@ Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
     try {
       sums.push_back(detail::sum_along(
           part, options.axes,
-          op == ReduceOp::SUM ? detail::IntegerSum::wrapping_int64 : detail::IntegerSum::float64));
+          base::divides(op) ? detail::IntegerSum::float64 : detail::IntegerSum::wrapping_int64));
       counts.push_back(
           Tensor::scalar<int64_t>(detail::count_along(part, options.axes), part.device()));
     } catch (const InvalidArgumentError& e) {
@@ -128,14 +129,14 @@ Tensor Strategy::reduce_along(ReduceOp op, const DistributedTensor& value,
         ReduceOp::SUM, {{PerReplica<Value>(sums), here}, {PerReplica<Value>(counts), here}},
         options.communication);
   const Tensor sum = results[0][0].tensor();
-  if (op == ReduceOp::SUM) return sum.to(parts[0].dtype());
+  if (!base::divides(op)) return sum.to(parts[0].dtype());
   const int64_t count = results[1][0].tensor().item<int64_t>();
   if (count == 0)
     throw InvalidArgumentError(
         "reduce: the MEAN of nothing: no replica holds any element along the axes");
   const Tensor mean = sum.to(DType::float64);
   detail::scale(mean, double(count), true);
-  return mean.to(result_dtype(ReduceOp::MEAN, parts[0].dtype()));
+  return mean.to(result_dtype(op, parts[0].dtype()));
 }
 
 Tensor Strategy::gather(const DistributedTensor& value, int64_t axis) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/reduce_op.h"
 #include "strategy/context.h"
 #include "strategy/replica_group.h"
 #include "strategy/workers.h"
@@ -81,7 +82,7 @@ void StrategyExtended::require_cross_replica(const char* what) const {
 }
 
 void StrategyExtended::check_plain(ReduceOp op) const {
-  if ((op == ReduceOp::SUM || op == ReduceOp::PROD) && num_replicas_in_sync() != 1)
+  if (!base::keeps_equal_values(op) && num_replicas_in_sync() != 1)
     throw InvalidArgumentError(
         fmt::format("reduce: a plain value is the same on all {} replicas, and its {} over them is "
                     "not defined; "

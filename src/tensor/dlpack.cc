@@ -33,21 +33,27 @@ constexpr uint32_t kMajor = 1, kMinor = 0;
 constexpr int kMaxRank = 64;
 
 DLDataType to_dl(DType dtype) {
-  const auto bits = uint8_t(8 * size_of(dtype));
-  uint8_t code = kDLFloat;
-  if (dtype == DType::boolean)
-    code = kBool;
-  else if (dtype == DType::bfloat16)
-    code = kDLBfloat;
-  else if (dtype >= DType::int8 && dtype <= DType::int64)
-    code = kDLInt;
-  else if (is_integer(dtype))
-    code = kDLUInt;
-  return {code, bits, 1};
+  const auto of = [&](uint8_t code) { return DLDataType{code, uint8_t(8 * size_of(dtype)), 1}; };
+  switch (dtype) {
+    case DType::boolean: return of(kBool);
+    case DType::int8:
+    case DType::int16:
+    case DType::int32:
+    case DType::int64: return of(kDLInt);
+    case DType::uint8:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64: return of(kDLUInt);
+    case DType::bfloat16: return of(kDLBfloat);
+    case DType::float16:
+    case DType::float32:
+    case DType::float64: return of(kDLFloat);
+  }
+  detail::throw_not_a("DType", int(dtype));
 }
 
 DType from_dl(DLDataType type) {
-  for (int i = 0; i <= int(DType::float64); ++i) {
+  for (size_t i = 0; i < detail::kDTypes.size(); ++i) {
     const DLDataType candidate = to_dl(DType(i));
     if (candidate.code == type.code && candidate.bits == type.bits && type.lanes == 1)
       return DType(i);

@@ -36,9 +36,30 @@ constexpr const char* kMetadata = "__metadata__";
 constexpr std::string_view kOurs = "tutti.";
 constexpr const char* kChecksum = "tutti.checksum";
 constexpr const char* kFormat = "tutti.format";
-// By DType.
-constexpr std::array<const char*, 13> kNames{"BOOL", "I8",  "I16", "I32",  "I64", "U8", "U16",
-                                             "U32",  "U64", "F16", "BF16", "F32", "F64"};
+// What a file calls a DType.
+constexpr const char* name_in_file(DType dtype) {
+  switch (dtype) {
+    case DType::boolean: return "BOOL";
+    case DType::int8: return "I8";
+    case DType::int16: return "I16";
+    case DType::int32: return "I32";
+    case DType::int64: return "I64";
+    case DType::uint8: return "U8";
+    case DType::uint16: return "U16";
+    case DType::uint32: return "U32";
+    case DType::uint64: return "U64";
+    case DType::float16: return "F16";
+    case DType::bfloat16: return "BF16";
+    case DType::float32: return "F32";
+    case DType::float64: return "F64";
+  }
+  return nullptr;
+}
+constexpr auto kNames = [] {
+  std::array<const char*, detail::kDTypes.size()> names{};
+  for (size_t i = 0; i < names.size(); ++i) names[i] = name_in_file(DType(i));
+  return names;
+}();
 
 [[noreturn]] void damaged(const std::string& name, const std::string& why) {
   throw DataLossError(fmt::format("{} is not a valid safetensors file: {}", name, why));
@@ -293,7 +314,7 @@ std::string serialize_safetensors(const TensorFile& file) {
     check(name);
     tensors.push_back(
         detail::TensorAccess::device(tensor).in_host_memory() ? tensor : tensor.clone_to("/cpu:0"));
-    header[name] = {{"dtype", kNames[size_t(tensor.dtype())]},
+    header[name] = {{"dtype", name_in_file(tensor.dtype())},
                     {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
                     {"data_offsets", {size, size + tensor.num_bytes()}}};
     size += tensor.num_bytes();

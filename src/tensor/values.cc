@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/context.h"
+#include "base/half.h"
 #include "kernels/cast.h"
 #include "kernels/gpu.h"
 #include "tensor/tensor_impl.h"
@@ -61,8 +62,8 @@ std::vector<int64_t> index_values(const IndexedSlices& slices) {
 // as zeros.
 Tensor sum_rows(const IndexedSlices& slices, const std::vector<int64_t>& rows,
                 const Shape& out_shape) {
-  const bool half = slices.dtype() == DType::float16 || slices.dtype() == DType::bfloat16;
-  const DType acc = half ? DType::float32 : slices.dtype();
+  const bool half = base::is_half(slices.dtype());
+  const DType acc = base::accumulator_of(slices.dtype());
   if (acc == DType::boolean) throw InvalidArgumentError("IndexedSlices: bool values have no sum");
   const Tensor values = half ? slices.values.to(acc) : slices.values;
   const Tensor out = Tensor::zeros(out_shape, acc, slices.device());

@@ -41,6 +41,7 @@ constexpr Row kRows[] = {
     {DType::uint64, "uint64", 8, false, true},     {DType::float16, "float16", 2, true, false},
     {DType::bfloat16, "bfloat16", 2, true, false}, {DType::float32, "float32", 4, true, false},
     {DType::float64, "float64", 8, true, false}};
+static_assert(std::size(kRows) == detail::kDTypes.size());
 
 TEST(DTypeNames, NameSizeAndKindAreThoseOfTheTable) {
   for (const Row& row : kRows) {

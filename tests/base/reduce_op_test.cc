@@ -1,4 +1,4 @@
-#include <tutti/reduce_op.h>
+#include "base/reduce_op.h"
 
 #include <sstream>
 
@@ -23,6 +23,7 @@ constexpr std::pair<ReduceOp, const char*> kOps[] = {{ReduceOp::SUM, "SUM"},
                                                      {ReduceOp::MIN, "MIN"},
                                                      {ReduceOp::MAX, "MAX"},
                                                      {ReduceOp::PROD, "PROD"}};
+static_assert(std::size(kOps) == base::kReduceOps.size());
 
 TEST(ReduceOpNames, AreReadInAnyCase) {
   for (const auto& [op, text] : kOps) {
@@ -54,10 +55,15 @@ TEST(ResultDType, OnlyTheMeanOfIntegersChangesTheType) {
       case DType::uint32:
       case DType::int64:
       case DType::uint64: return DType::float64;
-      default: return dtype;
+      case DType::boolean:
+      case DType::float16:
+      case DType::bfloat16:
+      case DType::float32:
+      case DType::float64: break;
     }
+    return dtype;
   };
-  for (int i = int(DType::int8); i <= int(DType::float64); ++i)
+  for (size_t i = size_t(DType::int8); i < detail::kDTypes.size(); ++i)
     for (const auto& [op, text] : kOps)
       EXPECT_EQ(result_dtype(op, DType(i)), op == ReduceOp::MEAN ? mean(DType(i)) : DType(i))
           << text << " of " << DType(i);

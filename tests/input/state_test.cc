@@ -170,7 +170,8 @@ TEST(State, OfALongPipeline) {
 
 TEST(State, HoldsAllTypesAndShapes) {
   Components all;
-  for (int i = 0; i <= int(DType::float64); ++i) all.push_back(Tensor::full({2, 1}, 1, DType(i)));
+  for (size_t i = 0; i < detail::kDTypes.size(); ++i)
+    all.push_back(Tensor::full({2, 1}, 1, DType(i)));
   all.push_back(Tensor::zeros({3, 0, 2}, DType::float32));
   all.push_back(Tensor());
   const Dataset dataset =

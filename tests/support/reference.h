@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <tutti/reduce_op.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/reduce_op.h"
 #include "kernels/cast.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -25,14 +27,17 @@
 
 namespace tutti::testing {
 
-inline constexpr DType kDTypes[] = {DType::boolean, DType::int8,    DType::int16,    DType::int32,
-                                    DType::int64,   DType::uint8,   DType::uint16,   DType::uint32,
-                                    DType::uint64,  DType::float16, DType::bfloat16, DType::float32,
-                                    DType::float64};
+// The first N values of an enum.
+template <class Enum, size_t N>
+constexpr std::array<Enum, N> first_values() {
+  std::array<Enum, N> values{};
+  for (size_t i = 0; i < N; ++i) values[i] = Enum(i);
+  return values;
+}
+inline constexpr auto kDTypes = first_values<DType, detail::kDTypes.size()>();
 inline constexpr DType kFloats[] = {DType::float16, DType::bfloat16, DType::float32,
                                     DType::float64};
-inline constexpr ReduceOp kOps[] = {ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MIN, ReduceOp::MAX,
-                                    ReduceOp::PROD};
+inline constexpr auto kOps = first_values<ReduceOp, base::kReduceOps.size()>();
 
 inline bool is_defined(ReduceOp op, DType dtype) {
   return dtype != DType::boolean || op == ReduceOp::MIN || op == ReduceOp::MAX;
@@ -93,17 +98,28 @@ template <class T>
 T combined(ReduceOp op, T a, T b) {
   if constexpr (std::is_integral_v<T>) {
     using U = unsigned __int128;  // wide enough that cutting it off is wrapping
-    if (op == ReduceOp::MIN) return std::min(a, b);
-    if (op == ReduceOp::MAX) return std::max(a, b);
-    return op == ReduceOp::PROD ? T(U(a) * U(b)) : T(U(a) + U(b));
+    switch (op) {
+      case ReduceOp::SUM:
+      case ReduceOp::MEAN: return T(U(a) + U(b));
+      case ReduceOp::PROD: return T(U(a) * U(b));
+      case ReduceOp::MIN: return std::min(a, b);
+      case ReduceOp::MAX: return std::max(a, b);
+    }
   } else {
-    if (op == ReduceOp::SUM || op == ReduceOp::MEAN) return a + b;
-    if (op == ReduceOp::PROD) return a * b;
-    if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
-    if (a == 0 && b == 0)
-      return op == ReduceOp::MIN ? (std::signbit(a) ? a : b) : (std::signbit(a) ? b : a);
-    return op == ReduceOp::MIN ? std::min(a, b) : std::max(a, b);
+    const bool nan = std::isnan(a) || std::isnan(b), zeros = a == 0 && b == 0;
+    switch (op) {
+      case ReduceOp::SUM:
+      case ReduceOp::MEAN: return a + b;
+      case ReduceOp::PROD: return a * b;
+      case ReduceOp::MIN:
+        if (nan) return std::numeric_limits<T>::quiet_NaN();
+        return zeros ? (std::signbit(a) ? a : b) : std::min(a, b);
+      case ReduceOp::MAX:
+        if (nan) return std::numeric_limits<T>::quiet_NaN();
+        return zeros ? (std::signbit(a) ? b : a) : std::max(a, b);
+    }
   }
+  return a;
 }
 
 // The bytes of the result of reducing `count` elements of each input.

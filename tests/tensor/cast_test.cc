@@ -115,11 +115,11 @@ Tensor tensor_of(const std::vector<T>& values) {
 }
 
 TEST(TensorTo, ConvertsEdgeValuesOfEveryTypeToEveryType) {
-  for (int f = 0; f <= int(DType::float64); ++f)
+  for (size_t f = 0; f < detail::kDTypes.size(); ++f)
     kernels::with_type(DType(f), [&]<class From>(From*) {
       const std::vector<From> values = edge_values<From>();
       const Tensor from = tensor_of(values);
-      for (int t = 0; t <= int(DType::float64); ++t)
+      for (size_t t = 0; t < detail::kDTypes.size(); ++t)
         kernels::with_type(DType(t), [&]<class To>(To*) {
           const Tensor result = from.to(DType(t));
           ASSERT_EQ(result.dtype(), DType(t));

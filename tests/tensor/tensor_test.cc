@@ -70,7 +70,7 @@ TEST_F(TensorTest, MemoryIsAlignedTo64Bytes) {
 }
 
 TEST_F(TensorTest, FullFillsEveryElementOfEveryType) {
-  for (int i = 0; i <= int(DType::float64); ++i)
+  for (size_t i = 0; i < detail::kDTypes.size(); ++i)
     for (const int64_t n : {0, 1, 2, 3, 4095, 4096, 4097, 10'000}) {
       const Tensor ones = Tensor::full({n}, 1, DType(i)), zeros = Tensor::zeros({n}, DType(i));
       EXPECT_EQ(ones.dtype(), DType(i));

@@ -62,7 +62,7 @@ void PeerChannels::recv(const Description& what, const detail::Memory& out, int6
   while (true) {
     Header header;
     take(Lane::header, &header, sizeof(header));
-    if (header.dtype > DType::float64)
+    if (size_t(header.dtype) >= tutti::detail::kDTypes.size())
       liveness_.fail(ErrorCode::data_loss,
                      fmt::format("recv: {} sent {} bytes that are not a message of this protocol",
                                  liveness_.name(peer), sizeof(header)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/half.h"
 #include "kernels/cast.h"
 #include "kernels/reduce.h"
 
@@ -12,9 +13,6 @@ namespace {
 
 constexpr int64_t kTile = 4096;  // elements; a few tiles stay in the nearest cache
 
-// What partial values are combined by: the division of a mean comes last.
-ReduceOp inner(ReduceOp op) { return op == ReduceOp::MEAN ? ReduceOp::SUM : op; }
-
 const std::byte* advanced(const void* data, int64_t elements, size_t each) {
   return static_cast<const std::byte*>(data) + elements * int64_t(each);
 }
@@ -22,12 +20,11 @@ const std::byte* advanced(const void* data, int64_t elements, size_t each) {
 }  // namespace
 
 bool has_partials(ReduceOp op, DType dtype) {
-  return op != ReduceOp::MEAN || is_floating(dtype) || size_of(dtype) < 8;
+  return !base::divides(op) || is_floating(dtype) || size_of(dtype) < sizeof(int64_t);
 }
 
 DType partial_dtype(ReduceOp op, DType dtype) {
-  if (is_floating(dtype)) return size_of(dtype) == 2 ? DType::float32 : dtype;
-  return op == ReduceOp::MEAN ? DType::int64 : dtype;
+  return base::divides(op) && is_integer(dtype) ? DType::int64 : base::accumulator_of(dtype);
 }
 
 TreeSum::TreeSum(ReduceOp op, DType dtype, size_t leaves)
@@ -78,7 +75,7 @@ const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, siz
                         .outputs = {&output, 1},
                         .count = tile.count,
                         .dtype = partial_,
-                        .op = inner(op_)},
+                        .op = base::partial_op(op_)},
                        false);
   return mine;
 }
@@ -89,9 +86,12 @@ void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t co
     return;
   }
   if (dtype_ == partial_)
-    return kernels::reduce_here(
-        {.inputs = leaves, .outputs = {&out, 1}, .count = count, .dtype = dtype_, .op = inner(op_)},
-        false);
+    return kernels::reduce_here({.inputs = leaves,
+                                 .outputs = {&out, 1},
+                                 .count = count,
+                                 .dtype = dtype_,
+                                 .op = base::partial_op(op_)},
+                                false);
   std::vector<Subtree> single;
   for (size_t i = 0; i < leaves.size(); ++i) single.push_back({i, 1});
   for (int64_t at = 0; at < count; at += kTile) {
