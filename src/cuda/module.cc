@@ -44,8 +44,8 @@ kernels::GpuKernels& all_kernels() {
   return *instance;
 }
 
-constexpr device::CudaModule kInterface{runtime, all_kernels};
-constexpr base::Module kModule{TUTTI_VERSION, &kInterface};
+constexpr kernels::CudaModuleWithKernels kInterface{{runtime}, all_kernels};
+constexpr base::Module kModule{TUTTI_VERSION, static_cast<const device::CudaModule*>(&kInterface)};
 
 }  // namespace
 

@@ -14,22 +14,18 @@
 
 #include "device/device.h"
 
-namespace tutti::kernels {
-class GpuKernels;
-}
-
 namespace tutti::device {
 
 using Stream = void*;  // a cudaStream_t
 using Event = void*;   // a cudaEvent_t
 
-// Plain calls, each for one card. Thread-safe. Errors of the driver become an InternalError, and
-// ResourceExhaustedError where the card has no memory left.
+// Plain calls, each for one card. Thread-safe. Errors of the driver become an InternalError, or a
+// ResourceExhaustedError if the card has no memory left.
 class GpuRuntime {
  public:
   virtual ~GpuRuntime() = default;
 
-  // 0 where there is none, with the reason.
+  // 0 if there is none, with the reason.
   virtual int cards() const = 0;
   virtual const std::string& why_none() const = 0;
   virtual std::string describe(int card) const = 0;  // "NVIDIA H200, 139 GiB"
@@ -64,25 +60,24 @@ class GpuRuntime {
                             Stream stream) = 0;
 };
 
-// What the module "cuda" hands out.
+// What the module "cuda" hands out. Each is a kernels::CudaModuleWithKernels.
 struct CudaModule {
   GpuRuntime& (*runtime)();
-  kernels::GpuKernels& (*kernels)();
 };
 
-// The module, or null where it cannot be loaded or the machine has no GPU; `why_no_gpus` then says
+// The module, or null if it cannot be loaded or the machine has no GPU; `why_no_gpus` then says
 // why.
 const CudaModule* cuda_module();
 const std::string& why_no_gpus();
 
-// For tests: used in place of the module. To be called before anybody asks for a GPU.
+// For tests: used in place of the module. To be called before the first use of a GPU.
 void set_cuda_module(const CudaModule& module);
 
-// Memory straight from the driver. What Tutti holds in reserve goes back before anybody is told that
-// there is nothing left.
+// Memory straight from the driver. If there is none left, what Tutti holds in reserve goes back
+// first.
 void* allocate_on_card(GpuRuntime& runtime, int card, size_t bytes, Stream stream);
 
-// The GPUs of this machine; null where there are none.
+// The GPUs of this machine; null if there are none.
 std::unique_ptr<Provider> gpu_provider();
 void release_cached_gpu_memory();
 

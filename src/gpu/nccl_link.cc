@@ -76,7 +76,7 @@ const Gpus& gpus() {
   static const Gpus* const all = [] {
     const device::CudaModule* const cuda = device::cuda_module();
     if (!cuda) throw InternalError("group: there are no GPUs: " + device::why_no_gpus());
-    return new Gpus{cuda->runtime(), cuda->kernels(), device::current_stream, nccl_module,
+    return new Gpus{cuda->runtime(), kernels::gpu_kernels(), device::current_stream, nccl_module,
                     why_no_nccl};
   }();
   return *all;

@@ -5,11 +5,15 @@
 #include <numeric>
 #include <vector>
 
-namespace tutti::kernels::gpu {
+namespace tutti::kernels {
+
+GpuKernels& gpu_kernels() {
+  return static_cast<const CudaModuleWithKernels*>(device::cuda_module())->kernels();
+}
+
+namespace gpu {
 
 namespace {
-
-GpuKernels& kernels() { return device::cuda_module()->kernels(); }
 
 // `values` on `card`, for what is enqueued next.
 class Uploaded {
@@ -46,19 +50,19 @@ class Uploaded {
 }  // namespace
 
 void reduce(int card, std::span<const Reduction> batch) {
-  kernels().reduce(card, device::current_stream(card), batch);
+  gpu_kernels().reduce(card, device::current_stream(card), batch);
 }
 
 void cast(int card, const void* from, DType from_type, void* to, DType to_type, int64_t count) {
-  kernels().cast(card, device::current_stream(card), from, from_type, to, to_type, count);
+  gpu_kernels().cast(card, device::current_stream(card), from, from_type, to, to_type, count);
 }
 
 void fill(int card, void* to, const void* element, size_t element_size, int64_t count) {
-  kernels().fill(card, device::current_stream(card), to, element, element_size, count);
+  gpu_kernels().fill(card, device::current_stream(card), to, element, element_size, count);
 }
 
 void update(int card, Update update, DType dtype, void* target, const void* value, int64_t count) {
-  kernels().update(card, device::current_stream(card), update, dtype, target, value, count);
+  gpu_kernels().update(card, device::current_stream(card), update, dtype, target, value, count);
 }
 
 void update_rows(int card, Update update, DType dtype, void* target, const void* values,
@@ -76,13 +80,14 @@ void update_rows(int card, Update update, DType dtype, void* target, const void*
   }
   const Uploaded card_updates(card, updates.data(), updates.size() * sizeof(RowUpdate));
   const Uploaded card_order(card, order.data(), order.size() * sizeof(int64_t));
-  kernels().update_rows(card, device::current_stream(card), update, dtype, target, values, width,
-                        card_updates.as<RowUpdate>(), int64_t(updates.size()),
-                        card_order.as<int64_t>());
+  gpu_kernels().update_rows(card, device::current_stream(card), update, dtype, target, values,
+                            width, card_updates.as<RowUpdate>(), int64_t(updates.size()),
+                            card_order.as<int64_t>());
 }
 
 void scale(int card, double* values, int64_t count, double factor, bool divide) {
-  kernels().scale(card, device::current_stream(card), values, count, factor, divide);
+  gpu_kernels().scale(card, device::current_stream(card), values, count, factor, divide);
 }
 
-}  // namespace tutti::kernels::gpu
+}  // namespace gpu
+}  // namespace tutti::kernels

@@ -14,7 +14,7 @@ struct RowUpdate {
   int64_t row, begin, end;
 };
 
-// What the module "cuda" does; memory is the card's.
+// The kernels of the module "cuda"; memory is the card's.
 class GpuKernels {
  public:
   virtual ~GpuKernels() = default;
@@ -33,6 +33,13 @@ class GpuKernels {
   virtual void scale(int card, device::Stream stream, double* values, int64_t count, double factor,
                      bool divide) = 0;
 };
+
+// All that the module "cuda" hands out.
+struct CudaModuleWithKernels : device::CudaModule {
+  GpuKernels& (*kernels)();
+};
+
+GpuKernels& gpu_kernels();  // of device::cuda_module(), which is not null
 
 namespace gpu {
 

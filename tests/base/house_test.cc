@@ -104,6 +104,37 @@ std::string public_name(const std::string& include) {
   return include.starts_with("<tutti/") ? include.substr(7, include.size() - 8) : "";
 }
 
+struct Types {
+  std::set<std::string> declared, defined;  // "tutti::kernels::GpuKernels"
+};
+
+// The classes, structs and enums of a text's namespaces. Those of unnamed namespaces and those
+// within a class are left out.
+Types types_in(std::string text) {
+  static const std::regex noise(R"(//[^\n]*|#[^\n]*|"(\\.|[^"\\\n])*"|'(\\.|[^'\\\n])')");
+  static const std::regex type(
+      R"((?:template\s*<[^{]*>\s*)?(?:class|struct|enum(?:\s+class)?)\s+(?:alignas\(\w+\)\s+)?)"
+      R"(([\w:]+)(?:\s+final)?(?:\s*:[^:][^{]*)?\s*)");
+  static const std::regex space(R"((?:inline\s+)?namespace\s*([\w:]*)\s*)");
+  text = std::regex_replace(text, noise, " ");
+  Types types;
+  std::vector<std::string> prefixes{""};  // of the scopes that are open here; "-": not a namespace
+  size_t begin = 0;
+  for (size_t end; (end = text.find_first_of("{};", begin)) != text.npos; begin = end + 1) {
+    const size_t first = text.find_first_not_of(" \n", begin);
+    const std::string head = text.substr(first, end - first);
+    const std::string outer = prefixes.back();
+    std::smatch match;
+    if (outer != "-" && text[end] != '}' && std::regex_match(head, match, type))
+      (text[end] == ';' ? types.declared : types.defined).insert(outer + match[1].str());
+    if (text[end] == '}' && prefixes.size() > 1) prefixes.pop_back();
+    if (text[end] != '{') continue;
+    const bool named = outer != "-" && std::regex_match(head, match, space) && match[1].length();
+    prefixes.push_back(named ? outer + match[1].str() + "::" : "-");
+  }
+  return types;
+}
+
 TEST(House, EveryFolderOfTheSourceIsALayer) {
   for (const auto& entry : fs::directory_iterator(kRoot / "src"))
     if (entry.is_directory()) {
@@ -130,6 +161,43 @@ TEST(House, IncludesPointDownOnly) {
     }
   }
   EXPECT_GT(checked, 50);
+}
+
+TEST(House, TypesAreFoundByTheirNamespaces) {
+  const Types types = types_in(R"(
+namespace a::b {
+struct Above;  // struct Comment;
+namespace { class Hidden; }
+class Here final : public Base { struct Nested; void call() { struct Local; } };
+enum class Late : int;
+}
+namespace a {
+template <class T>
+class Of;
+}
+class Outside { };)");
+  EXPECT_EQ(types.declared, (std::set<std::string>{"a::b::Above", "a::b::Late", "a::Of"}));
+  EXPECT_EQ(types.defined, (std::set<std::string>{"a::b::Here", "Outside"}));
+}
+
+// A declaration without a body depends on the layer of the type as an include does.
+TEST(House, ForwardDeclarationsPointDownOnly) {
+  std::map<std::string, int> lowest;  // layer in which a type is defined
+  std::map<fs::path, Types> sources;
+  for (const fs::path& path : sources_under(kRoot / "src")) {
+    const fs::path self = fs::relative(path, kRoot / "src");
+    const Types& types = sources[self] = types_in(text_of(path));
+    for (const std::string& type : types.defined) {
+      const auto [entry, is_new] = lowest.try_emplace(type, height(self));
+      if (!is_new) entry->second = std::min(entry->second, height(self));
+    }
+  }
+  EXPECT_GT(lowest.size(), 100u);
+  for (const auto& [self, types] : sources)
+    for (const std::string& type : types.declared)
+      if (lowest.contains(type)) {
+        EXPECT_LE(lowest[type], height(self)) << self << " declares " << type;
+      }
 }
 
 TEST(House, PublicHeadersIncludeDownwardAndNothingOfAThirdParty) {

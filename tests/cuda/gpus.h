@@ -18,7 +18,7 @@ namespace tutti::testing {
 bool is_fake();
 
 inline device::GpuRuntime& runtime() { return device::cuda_module()->runtime(); }
-inline kernels::GpuKernels& kernels_of_gpus() { return device::cuda_module()->kernels(); }
+inline kernels::GpuKernels& kernels_of_gpus() { return kernels::gpu_kernels(); }
 inline int cards() { return runtime().cards(); }
 
 inline std::string gpu(size_t index) { return canonicalize("/gpu:" + std::to_string(index)); }

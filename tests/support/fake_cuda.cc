@@ -448,8 +448,9 @@ FakeCuda& fake() {
 }  // namespace
 
 const device::CudaModule& fake_cuda() {
-  static const device::CudaModule module{[]() -> device::GpuRuntime& { return fake(); },
-                                         []() -> kernels::GpuKernels& { return fake(); }};
+  static const kernels::CudaModuleWithKernels module{
+      {[]() -> device::GpuRuntime& { return fake(); }},
+      []() -> kernels::GpuKernels& { return fake(); }};
   return module;
 }
 
