@@ -16,8 +16,8 @@
 #include <optional>
 #include <set>
 
-#include "base/checksum.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti {
