@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "base/time_left.h"
@@ -106,7 +107,7 @@ SlicesHeader header_of(ReduceOp op, const IndexedSlices& slices) {
   const Shape& shape = slices.values.shape();
   auto kind = uint64_t(slices.dtype());
   for (const int64_t extent : shape.extents().subspan(1))
-    kind = group::mixed(kind, uint64_t(extent));
+    kind = base::mixed(kind, uint64_t(extent));
   return {.rows = shape[0],
           .wide_indices = slices.indices.dtype() == DType::int64,
           .dense_rows = slices.dense_shape ? (*slices.dense_shape)[0] : -1,

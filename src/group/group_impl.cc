@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "job/job.h"
@@ -374,7 +375,7 @@ struct TensorList {
                 fmt::format("the {} of {} is {}, which does not fit in place", name(op),
                             text_of(memory), name(result_dtype(op, memory.dtype))));
       if (inputs.empty()) set_shape(what, memory);
-      what.others = group::mixed(what.others + uint64_t(memory.dtype), uint64_t(memory.count));
+      what.others = base::mixed(what.others + uint64_t(memory.dtype), uint64_t(memory.count));
       inputs.push_back(memory.data);
       outputs.push_back(memory.data);
     }
@@ -450,8 +451,8 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
     what.extents = {reduction.pieces[0].count};
   }
   for (const group::Piece& piece : reduction.pieces)
-    what.others = group::mixed(what.others + uint64_t(piece.dtype), uint64_t(piece.count));
-  for (const int owner : reduction.owners) what.others = group::mixed(what.others, uint64_t(owner));
+    what.others = base::mixed(what.others + uint64_t(piece.dtype), uint64_t(piece.count));
+  for (const int owner : reduction.owners) what.others = base::mixed(what.others, uint64_t(owner));
   in_order({what, bytes_of(reduction.pieces)},
            [&] { perform(what, reduction, patience_of(options)); });
 }
@@ -464,7 +465,7 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
   Description what{.kind = call.kind, .place = place_of(card, options)};
   what.dtype = in.dtype;
   what.extents = {out.count};
-  for (const int64_t count : counts) what.others = group::mixed(what.others + 1, uint64_t(count));
+  for (const int64_t count : counts) what.others = base::mixed(what.others + 1, uint64_t(count));
   const Patience patience = patience_of(options);
   in_order({what, bytes_of(out)}, [&] {
     if (card < 0) return backend_->all_gather_uneven(what, in, out, counts, patience);

@@ -7,6 +7,8 @@
 #include <bit>
 #include <functional>
 
+#include "base/hash.h"
+
 namespace tutti::group {
 
 std::string_view name(Collective kind) {
@@ -28,6 +30,7 @@ std::string_view name(Collective kind) {
 }
 
 uint64_t Description::hash() const {
+  using base::mixed;
   // Products that do not wait for each other.
   const uint64_t call = mixed(uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
                                   uint64_t(place) << 24 | uint64_t(uint32_t(root)) << 32,

@@ -95,10 +95,4 @@ std::string disagreement(uint64_t number, const std::string& one, const Descript
                          const std::string& other, const Description& others,
                          const std::string& difference = "");
 
-inline uint64_t mixed(uint64_t a, uint64_t b) {
-  const unsigned __int128 product =
-      (unsigned __int128)(a ^ 0x9E3779B97F4A7C15u) * (b ^ 0xD6E8FEB86659FD93u);
-  return uint64_t(product) ^ uint64_t(product >> 64);
-}
-
 }  // namespace tutti::group
