@@ -43,9 +43,7 @@ class Ranks : public NcclLink::Others {
     }
   }
   std::string me() const override {
-    const std::string address = backend_.address(backend_.rank());
-    return address.empty() ? fmt::format("rank {}", backend_.rank())
-                           : fmt::format("rank {} ({})", backend_.rank(), address);
+    return rank_name(backend_.rank(), backend_.address(backend_.rank()));
   }
 
  private:

@@ -281,8 +281,7 @@ void GroupImpl::compare_stragglers() {
   if (rank() != 0) return;
   const group::Straggler found = group::straggler(all, time);
   const std::string address = found.rank < 0 ? "" : backend_->address(found.rank);
-  const std::string name = address.empty() ? fmt::format("rank {}", found.rank)
-                                           : fmt::format("rank {} ({})", found.rank, address);
+  const std::string name = group::rank_name(found.rank, address);
   base::log(found.rank < 0 ? base::LogLevel::info : base::LogLevel::warning,
             group::described(found, name, stragglers_.every()));
 }

@@ -69,6 +69,11 @@ std::string Description::to_string(bool in_brief) const {
   return text;
 }
 
+std::string rank_name(int rank, const std::string& address) {
+  return address.empty() ? fmt::format("rank {}", rank)
+                         : fmt::format("rank {} ({})", rank, address);
+}
+
 std::string described(const Description& what, uint64_t number) {
   const std::string details = what.to_string();
   return fmt::format("{} #{}{}", name(what.kind), number,

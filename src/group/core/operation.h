@@ -87,7 +87,9 @@ struct Patience {
   std::chrono::nanoseconds warn_after;  // 0: never
 };
 
-// The words of errors: "all_reduce #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
+// The words of errors: "rank 2 (worker-2:5000)", or "rank 2" if the address is empty; "all_reduce
+// #12 (float32[3], SUM)", "2.5 s", and what two ranks call.
+std::string rank_name(int rank, const std::string& address);
 std::string described(const Description& what, uint64_t number);
 std::string seconds(std::chrono::nanoseconds time);
 // `difference`: that of their lists, if it is known.
