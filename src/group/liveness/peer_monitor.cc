@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "group/core/operation.h"
+
 namespace tutti::group {
 
 std::string PeerMonitor::name(int rank) const {
-  const std::string address = this->address(rank);
-  return address.empty() ? fmt::format("rank {}", number(rank))
-                         : fmt::format("rank {} ({})", number(rank), address);
+  return rank_name(number(rank), address(rank));
 }
 
 GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<int> ranks)
