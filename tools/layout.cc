@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "group/net/networked.h"
+#include "group/net/topology.h"
 #include "job/interfaces.h"
 #include "job/job.h"
 #include "group/plan/tree.h"
@@ -64,7 +64,7 @@ std::string interface_in_use(const JobLayout& layout) {
 json describe(const JobLayout& job) {
   std::vector<std::string> names;
   for (const auto& place : job.ranks) names.push_back(job.network.empty() ? "" : place.host);
-  const group::Layout layout(names, job.rank);
+  const group::GroupTopology layout(names, job.rank);
   const size_t hosts = layout.hosts.size();
   const std::string& asked = base::settings().backend;
 

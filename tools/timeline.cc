@@ -155,7 +155,7 @@ void check_output(const std::string& out, const std::vector<std::string>& files)
                     out));
 }
 
-void write(const std::string& out, std::vector<Part>& parts) {
+void write_merged(const std::string& out, std::vector<Part>& parts) {
   std::vector<Event> events;
   std::string text = "[";
   const char* separator = "\n";
@@ -210,7 +210,7 @@ int merge(const std::string& out, const std::vector<std::string>& paths) {
     hosts.insert(part.who.host);
     missing.erase(part.who.rank);
   }
-  write(out, parts);
+  write_merged(out, parts);
   fmt::print("{}: events: {}, ranks: {}, hosts: {}; clocks agree to {:.3g} ms\n", out, events,
              parts.size(), hosts.size(), double(error) / 1e6);
   if (!missing.empty())
