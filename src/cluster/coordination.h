@@ -67,11 +67,6 @@ class Coordination {
   virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
                                             std::chrono::nanoseconds timeout) = 0;
 
-  // AlreadyExistsError if the key has another value.
-  virtual void put(const std::string& key, const std::string& value) = 0;
-  // Waits until a rank puts it.
-  virtual std::string get(const std::string& key, std::chrono::nanoseconds timeout) = 0;
-
   // Tells all ranks. The first failure of a job is the one that all get; it stays.
   virtual void abort(const Failure& failure) = 0;
   // Tells the service alone, for a launcher that looks for the cause of a job's end; the job goes

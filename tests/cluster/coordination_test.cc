@@ -161,32 +161,6 @@ TEST(Coordination, UsesANameOnce) {
                cluster[0].exchange("a", "", kLong));
 }
 
-TEST(Coordination, HoldsAKeysFirstValue) {
-  Cluster cluster(2);
-  cluster[0].put("color", "red");
-  cluster[1].put("color", "red");
-  EXPECT_ERROR(AlreadyExistsError, "put \"color\": the key has another value",
-               cluster[1].put("color", "blue"));
-  EXPECT_EQ(cluster[0].get("color", kLong), "red");
-  EXPECT_EQ(cluster[1].get("color", 0s), "red");
-  EXPECT_ERROR(DeadlineExceededError, "waited 0.05 s for the key \"shape\"",
-               cluster[1].get("shape", 50ms));
-}
-
-TEST(Coordination, GetWaitsForAPut) {
-  Cluster cluster(2);
-  auto got = std::async(std::launch::async, [&] { return cluster[0].get("late", kLong); });
-  EXPECT_EQ(got.wait_for(20ms), std::future_status::timeout);
-  cluster[1].put("late", std::string("\0x", 2));
-  EXPECT_EQ(got.get(), std::string("\0x", 2));
-}
-
-TEST(Coordination, HoldsKeysOfUpTo64MiBTogether) {
-  Cluster cluster(1);
-  cluster[0].put("large", std::string(64 << 20, 'x'));
-  EXPECT_ERROR(ResourceExhaustedError, "put \"small\"", cluster[0].put("small", "x"));
-}
-
 TEST(Coordination, TakesAGoodbyeForNoFailure) {
   Cluster cluster(3);
   Ear ear(cluster[0]);
@@ -200,14 +174,7 @@ TEST(Coordination, TakesAGoodbyeForNoFailure) {
   EXPECT_THAT(waiting.get(), HasSubstr("exchange \"under way\": " + left));
   EXPECT_ERROR(UnavailableError, left, cluster[1].exchange("later", "", kLong));
 
-  cluster[0].put("a", "1");
-  EXPECT_EQ(cluster[1].get("a", kLong), "1");
   cluster.connections[1].reset();
-  EXPECT_EQ(cluster[0].get("a", kLong), "1");
-  EXPECT_ERROR(UnavailableError,
-               "get \"b\": no rank has put it, and none will: rank 1 (127.0.0.1:5001), rank 2 "
-               "(127.0.0.1:5002) left the job",
-               cluster[0].get("b", kLong));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
   cluster.connections[0].reset();
   EXPECT_TRUE(cluster.service->wait_until_empty(kLong));
@@ -232,8 +199,6 @@ TEST(Coordination, TellsEveryoneThatARankDied) {
   }
   EXPECT_EQ(waiting.get(), lost);
   EXPECT_ERROR(UnavailableError, lost, cluster[1].exchange("b", "", kLong));
-  EXPECT_ERROR(UnavailableError, lost, cluster[1].put("a", ""));
-  EXPECT_ERROR(UnavailableError, lost, cluster[1].get("a", kLong));
   cluster.connections.clear();
   EXPECT_TRUE(cluster.service->wait_until_empty(kLong));
 }
@@ -271,12 +236,13 @@ TEST(Coordination, AReportedFailureIsKnownToTheServiceAlone) {
   EXPECT_FALSE(cluster.service->failure());
   cluster[1].report({2, ErrorCode::deadline_exceeded, "waited for rank 2"});
   cluster[1].report({0, ErrorCode::internal, "later"});
-  cluster[1].put("said", "");  // the service has all that came before
+  // The service has all that came before.
+  on_all(3, [&](int rank) { cluster[rank].exchange("said", "", kLong); });
   ASSERT_TRUE(cluster.service->failure());
   EXPECT_EQ(cluster.service->failure()->rank, 2);
   EXPECT_EQ(cluster.service->failure()->code, ErrorCode::deadline_exceeded);
   EXPECT_EQ(cluster.service->failure()->text, "waited for rank 2");
-  cluster[2].put("on", "");  // the job goes on
+  on_all(3, [&](int rank) { cluster[rank].exchange("on", "", kLong); });  // the job goes on
   EXPECT_FALSE(cluster[2].failure());
 }
 
@@ -361,8 +327,8 @@ TEST(Coordination, IdleRanksStay) {
   Job job = job_of(2);
   job.heartbeat_timeout = 800ms;
   Cluster cluster(2, 2, job);
-  // No rank puts it: a wait of several heartbeat timeouts.
-  EXPECT_ERROR(DeadlineExceededError, "waited 2.5 s", cluster[0].get("nothing", 2500ms));
+  // The other does not come: a wait of several heartbeat timeouts.
+  EXPECT_ERROR(DeadlineExceededError, "waited 2.5 s", cluster[0].exchange("alone", "", 2500ms));
   EXPECT_EQ(cluster[0].failure(), std::nullopt);
   EXPECT_EQ(cluster[1].failure(), std::nullopt);
 }
@@ -788,8 +754,9 @@ void expect_bounded(const Job& job, const std::string& words) {
   const auto second = join(job, service->address(), 1);
   EXPECT_LE(descriptors_of_this_process() - before - int(silent.size()), 300);
   EXPECT_EQ(first->failure(), std::nullopt);
-  first->put("a", "1");
-  EXPECT_EQ(second->get("a", kLong), "1");
+  auto heard = std::async(std::launch::async, [&] { return second->exchange("a", "2", kLong); });
+  first->exchange("a", "1", kLong);
+  EXPECT_EQ(heard.get(), (std::vector<std::string>{"1", "2"}));
 }
 
 TEST(Service, HoldsFewConnectionsThatDoNotJoin) {

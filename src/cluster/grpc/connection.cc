@@ -89,23 +89,6 @@ class Connection final : public Coordination,
             std::move_iterator(reply.mutable_values()->end())};
   }
 
-  void put(const std::string& key, const std::string& value) override {
-    check_size("put", key, value);
-    wire::ToService message;
-    message.mutable_put()->set_key(key);
-    message.mutable_put()->set_value(value);
-    call(std::move(message), fmt::format("put \"{}\"", key), 0s);
-  }
-
-  std::string get(const std::string& key, std::chrono::nanoseconds timeout) override {
-    check_size("get", key, {});
-    wire::ToService message;
-    message.mutable_get()->set_key(key);
-    message.mutable_get()->set_timeout_ns(timeout.count());
-    wire::Reply reply = call(std::move(message), fmt::format("get \"{}\"", key), timeout);
-    return reply.values_size() == 1 ? std::move(*reply.mutable_values(0)) : std::string();
-  }
-
   void abort(const Failure& failure) override {
     std::unique_lock lock(mutex_);
     if (failure_) return;

@@ -92,8 +92,6 @@ void JobState::handle(int rank, const wire::ToService& message, Time now) {
   switch (message.body_case()) {
     case wire::ToService::kExchange:
       return exchange(waiter(message.exchange().timeout_ns()), message.exchange());
-    case wire::ToService::kPut: return put(waiter(0), message.put());
-    case wire::ToService::kGet: return get(waiter(message.get().timeout_ns()), message.get());
     case wire::ToService::kAbort: return fail(from_wire(message.abort()));
     case wire::ToService::kReport: return note(from_wire(message.report()));
     case wire::ToService::kGoodbye: return leave(rank);
@@ -126,47 +124,8 @@ void JobState::exchange(const Waiter& waiter, const wire::Exchange& call) {
   fail_what_needs_the_departed();
 }
 
-void JobState::put(const Waiter& waiter, const wire::Put& call) {
-  if (failure_) return;
-  const auto [found, added] = keys_.try_emplace(call.key());
-  if (!added && found->second != call.value())
-    return reply_error(waiter, {waiter.rank, ErrorCode::already_exists,
-                                fmt::format("put \"{}\": the key has another value", call.key())});
-  if (added && bytes_of_keys_ + call.value().size() > kLargestTotal) {
-    keys_.erase(found);
-    return reply_error(
-        waiter, {waiter.rank, ErrorCode::resource_exhausted,
-                 fmt::format("put \"{}\": {} more would make the job's keys larger than {}",
-                             call.key(), in_mib(call.value().size()), in_mib(kLargestTotal))});
-  }
-  if (added) {
-    bytes_of_keys_ += call.value().size();
-    found->second = call.value();
-  }
-  reply(waiter, {});
-  std::erase_if(gets_, [&](const WaitingGet& get) {
-    if (get.key != call.key()) return false;
-    wire::Reply answer;
-    answer.add_values(call.value());
-    reply(get.waiter, std::move(answer));
-    return true;
-  });
-}
-
-void JobState::get(const Waiter& waiter, const wire::Get& call) {
-  if (failure_) return;
-  if (const auto found = keys_.find(call.key()); found != keys_.end()) {
-    wire::Reply answer;
-    answer.add_values(found->second);
-    return reply(waiter, std::move(answer));
-  }
-  gets_.push_back({call.key(), waiter});
-  fail_what_needs_the_departed();
-}
-
 void JobState::leave(int rank) {
   members_[rank].presence = Presence::left;
-  std::erase_if(gets_, [&](const WaitingGet& get) { return get.waiter.rank == rank; });
   fail_what_needs_the_departed();
 }
 
@@ -201,17 +160,6 @@ void JobState::fail_what_needs_the_departed() {
                                            open->first, name(rank))});
     }
   }
-  std::erase_if(gets_, [&](const WaitingGet& get) {
-    if (!everybody_else_left(get.waiter.rank)) return false;
-    std::vector<std::string> gone;
-    for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank)
-      if (rank != get.waiter.rank) gone.push_back(name(rank));
-    reply_error(get.waiter,
-                {-1, ErrorCode::unavailable,
-                 fmt::format("get \"{}\": no rank has put it, and none will: {} left the job",
-                             get.key, fmt::join(gone, ", "))});
-    return true;
-  });
 }
 
 void JobState::note(const Failure& failure) {
@@ -223,7 +171,6 @@ void JobState::fail(const Failure& failure) {
   if (failure_) return;
   failure_ = failure;
   open_.clear();
-  gets_.clear();
   wire::FromService message;
   *message.mutable_failure() = to_wire(failure);
   broadcast(message);
@@ -239,7 +186,6 @@ void JobState::forgive(Time now, std::chrono::nanoseconds time) {
   for (Member& member : members_) member.last_heard = std::min(now, member.last_heard + time);
   for (auto& [name, open] : open_)
     for (Waiter& waiter : open.waiters) waiter.deadline += time;
-  for (WaitingGet& get : gets_) get.waiter.deadline += time;
 }
 
 void JobState::tick(Time now) {
@@ -257,7 +203,6 @@ JobState::Time JobState::next_tick() const {
   Time next = next_heartbeat_;
   for (const auto& [name, open] : open_)
     for (const Waiter& waiter : open.waiters) next = std::min(next, waiter.deadline);
-  for (const WaitingGet& get : gets_) next = std::min(next, get.waiter.deadline);
   return next;
 }
 
@@ -311,13 +256,6 @@ void JobState::fail_what_is_overdue(Time now) {
                              fmt::format("waited {} at \"{}\" for {}", in_seconds(late->timeout),
                                          open->first, names_of_missing(open->second))});
   }
-  std::erase_if(gets_, [&](const WaitingGet& get) {
-    if (get.waiter.deadline > now) return false;
-    reply_error(get.waiter, {-1, ErrorCode::deadline_exceeded,
-                             fmt::format("waited {} for the key \"{}\", and no rank has put it",
-                                         in_seconds(get.waiter.timeout), get.key)});
-    return true;
-  });
 }
 
 void JobState::reply(const Waiter& waiter, wire::Reply reply) {
@@ -348,13 +286,6 @@ JobState::Time JobState::quiet_at() const {
   for (const Member& member : members_)
     if (member.presence == Presence::here) last = std::max(last, member.last_heard);
   return last + silent_after(job_);
-}
-
-bool JobState::everybody_else_left(int rank) const {
-  int left = 0;
-  for (int other = 0; other < static_cast<int>(members_.size()); ++other)
-    left += other != rank && members_[other].presence == Presence::left;
-  return left > 0 && left == static_cast<int>(members_.size()) - 1;
 }
 
 std::string JobState::name(int rank) const {

@@ -78,14 +78,8 @@ class JobState {
     std::vector<Waiter> waiters;
     size_t bytes = 0;
   };
-  struct WaitingGet {
-    std::string key;
-    Waiter waiter;
-  };
 
   void exchange(const Waiter& waiter, const wire::Exchange& call);
-  void put(const Waiter& waiter, const wire::Put& call);
-  void get(const Waiter& waiter, const wire::Get& call);
   void leave(int rank);
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
@@ -107,7 +101,6 @@ class JobState {
 
   std::string name(int rank) const;  // "rank 2 (worker-2:5000)"
   std::string names_of_missing(const OpenExchange& exchange) const;
-  bool everybody_else_left(int rank) const;
 
   const Job job_;
   const std::string host_;  // of the service
@@ -117,9 +110,6 @@ class JobState {
   std::map<std::string, OpenExchange> open_;
   // Exchanges whose names are used up. A rank that comes late gets the error of one that failed.
   std::map<std::string, std::optional<Failure>> closed_;
-  std::map<std::string, std::string> keys_;
-  size_t bytes_of_keys_ = 0;
-  std::vector<WaitingGet> gets_;
   Refusals refusals_;
   Time next_heartbeat_;
   Time last_heard_;  // from any rank
