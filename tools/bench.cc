@@ -13,6 +13,7 @@
 
 #include "command.h"
 #include "fd.h"
+#include "group/net/registry.h"
 
 namespace tutti::tools {
 
@@ -48,6 +49,14 @@ std::vector<Measurement> read_lines(std::istream& in, const std::string& name) {
     }
   }
   return all;
+}
+
+// Those that need no launcher of their own.
+std::vector<std::string> transports() {
+  std::vector<std::string> names;
+  for (const auto& transport : group::transports())
+    if (group::module_for(transport.kind, "")) names.emplace_back(transport.name);
+  return names;
 }
 
 // Shows each measurement when it is there, so that a long run can be followed.
@@ -169,10 +178,15 @@ int bench(int argc, char** argv) {
   app.add_option("--dtype", dtype, "the element type, as in bfloat16 (float32)")
       ->option_text("NAME");
   app.add_option("--reduce", reduce, "SUM, MEAN, MIN, MAX or PROD (SUM)")->option_text("NAME");
+  std::vector<std::string> backends = transports();
+  const std::string remote = fmt::format("{}", fmt::join(backends, ", "));
+  backends.insert(backends.begin(), "shm");
+  backends.push_back("in_process");
   app.add_option("--backend", backend,
-                 "shm: processes that share memory; tcp, ucx: processes that do not; in_process: "
-                 "threads (shm)")
-      ->check(CLI::IsMember({"shm", "tcp", "ucx", "in_process"}))
+                 fmt::format("shm: processes that share memory; {}: processes that do not; "
+                             "in_process: threads (shm)",
+                             remote))
+      ->check(CLI::IsMember(backends))
       ->option_text("NAME");
   app.add_option("--buffers", options.buffers,
                  "private: memory of the rank's own; window: of the group (private)")

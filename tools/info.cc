@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -15,48 +17,59 @@
 #include "base/topology.h"
 #include "command.h"
 #include "device/gpu.h"
+#include "group/net/registry.h"
 #include "layout.h"
 
 namespace tutti::tools {
 
 namespace {
 
-struct Backend {
-  const char* name;
-  const char* module;  // empty: built in
-  const char* purpose;
-};
-constexpr Backend kBackends[] = {
-    {"in_process", "", "ranks are threads of one process"},
-    {"shm", "", "ranks are processes on one host"},
-    {"tcp", "tcp", "ranks on several hosts"},
-    {"ucx", "ucx", "ranks on several hosts, over InfiniBand, RoCE or TCP"},
-    {"mpi", "mpi_openmpi", "ranks of a job that Open MPI's mpirun started"},
-    {"mpi", "mpi_mpich", "ranks of a job that MPICH's mpirun started"},
-    {"nccl", "nccl", "ranks with a GPU each"},
-};
-
-struct ModuleNeeds {
+struct Module {
   const char* name;
   const char* purpose;
   const char* library;  // the Debian package that it needs to be loaded
   const char* headers;  // the ones that it needs to be built; empty: none
-};
-constexpr ModuleNeeds kModules[] = {
-    {"cluster", "coordination of processes", "libgrpc++1.51",
-     "libgrpc++-dev protobuf-compiler-grpc"},
-    {"tcp", "transport between hosts, by TCP", "the system alone", ""},
-    {"ucx", "transport between hosts, by RDMA", "libucx0", "libucx-dev"},
-    {"mpi_openmpi", "transport by Open MPI", "libopenmpi3", "libopenmpi-dev"},
-    {"mpi_mpich", "transport by MPICH", "libmpich12", "libmpich-dev"},
-    {"cuda", "GPUs", "NVIDIA's driver", "the CUDA toolkit"},
-    {"nccl", "collectives between GPUs", "NCCL (libnccl.so.2)", "the CUDA toolkit and NCCL"},
+  std::function<void()> load;
 };
 
-// Empty where the module can be loaded.
-std::string why_off(const ModuleNeeds& module) {
+struct Backend {
+  std::string name;
+  std::string module;  // empty: built in
+  std::string purpose;
+  std::string launcher = {};  // if it serves this one's jobs only
+};
+
+std::vector<Module> modules() {
+  const auto other = [](const char* name, const char* purpose, const char* library,
+                        const char* headers) -> Module {
+    return {name, purpose, library, headers, [name] { base::load_module(name); }};
+  };
+  std::vector<Module> all{other("cluster", "coordination of processes", "libgrpc++1.51",
+                                "libgrpc++-dev protobuf-compiler-grpc")};
+  for (const auto& transport : group::transports())
+    for (const auto& module : transport.kind.modules)
+      all.push_back({module.name, module.purpose, module.library, module.headers,
+                     [&] { group::load(transport.kind, module); }});
+  all.push_back(other("cuda", "GPUs", "NVIDIA's driver", "the CUDA toolkit"));
+  all.push_back(other("nccl", "collectives between GPUs", "NCCL (libnccl.so.2)",
+                      "the CUDA toolkit and NCCL"));
+  return all;
+}
+
+std::vector<Backend> backends() {
+  std::vector<Backend> all{{"in_process", "", "ranks are threads of one process"},
+                           {"shm", "", "ranks are processes on one host"}};
+  for (const auto& transport : group::transports())
+    for (const auto& module : transport.kind.modules)
+      all.push_back({std::string(transport.name), module.name, module.ranks, module.launcher});
+  all.push_back({"nccl", "nccl", "ranks with a GPU each"});
+  return all;
+}
+
+// Empty if the module can be loaded.
+std::string why_off(const Module& module) {
   try {
-    base::load_module(module.name);
+    module.load();
     return "";
   } catch (const std::exception& error) {
     const std::string what = error.what();
@@ -104,22 +117,22 @@ nlohmann::json collect() {
   }
 
   if (!wrong_path.empty()) result["modules_error"] = wrong_path;
-  auto& modules = result["modules"] = nlohmann::json::array();
+  auto& shown = result["modules"] = nlohmann::json::array();
   std::map<std::string, bool> loaded{{"", true}};
-  for (const ModuleNeeds& module : kModules) {
+  for (const Module& module : modules()) {
     const std::string reason = wrong_path.empty() ? why_off(module) : wrong_path;
     loaded[module.name] = reason.empty();
-    modules.push_back({{"name", module.name},
-                       {"purpose", module.purpose},
-                       {"loaded", reason.empty()},
-                       {"reason", reason}});
+    shown.push_back({{"name", module.name},
+                     {"purpose", module.purpose},
+                     {"loaded", reason.empty()},
+                     {"reason", reason}});
   }
-  auto& backends = result["backends"] = nlohmann::json::array();
-  for (const Backend& backend : kBackends)
-    backends.push_back({{"name", backend.name},
-                        {"purpose", backend.purpose},
-                        {"available", loaded.at(backend.module)},
-                        {"module", backend.module}});
+  for (const Backend& backend : backends())
+    result["backends"].push_back({{"name", backend.name},
+                                  {"purpose", backend.purpose},
+                                  {"available", loaded.at(backend.module)},
+                                  {"module", backend.module},
+                                  {"launcher", backend.launcher}});
 
   auto& settings = result["settings"] = nlohmann::json::array();
   for (const base::SettingDoc& doc : base::setting_docs()) {

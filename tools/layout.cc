@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/settings.h"
 #include "group/net/topology.h"
-#include "job/interfaces.h"
 #include "job/job.h"
 #include "group/plan/tree.h"
 
@@ -45,20 +43,6 @@ std::string why_apart(const JobLayout::Place& a, const JobLayout::Place& b) {
   };
   return boot(a) == boot(b) ? "one machine, but containers that do not see each other's processes"
                             : "two machines";
-}
-
-std::string interface_in_use(const JobLayout& layout) {
-  if (layout.network == "mpi") return "what MPI chooses";
-  if (const std::string set = base::settings().interfaces; !set.empty())
-    return set + " (TUTTI_INTERFACES)";
-  const bool ucx = layout.network == "ucx";
-  if (const char* set = std::getenv("UCX_NET_DEVICES"); ucx && set && *set)
-    return fmt::format("{} (UCX_NET_DEVICES)", set);
-  const std::string& address = layout.ranks[0].address;
-  const std::string name = group::interface_of(address);
-  return name.empty() ? fmt::format("{} (rank 0 has no interface with {})",
-                                    ucx ? "what UCX chooses" : "the first that is up", address)
-                      : fmt::format("{}, on rank 0 (it has {})", name, address);
 }
 
 json describe(const JobLayout& job) {
@@ -111,7 +95,7 @@ json describe(const JobLayout& job) {
                      ? by_setting + ", which takes every rank for a host of its own"
                      : fmt::format("ranks 0 and {} do not share memory: {}; TUTTI_BACKEND is empty",
                                    other, why_apart(job.ranks[0], job.ranks[other]))},
-      {"interface", interface_in_use(job)}};
+      {"interface", job.interface}};
   return result;
 }
 

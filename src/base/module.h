@@ -1,7 +1,6 @@
-// Modules: the parts of Tutti that a program may do without (the cluster service, the transports
-// between hosts, CUDA, NCCL), each a shared library beside libtutti.so with one C entry point,
-// loaded when first needed. A program that needs none of them loads none, and a machine that lacks
-// one runs the rest.
+// Modules: parts of Tutti that need a heavy library (gRPC, CUDA, NCCL), and the transports between
+// hosts. Each is a shared library beside libtutti.so with one C entry point, loaded when first
+// needed. A program that needs none of them loads none, and a machine that lacks one runs the rest.
 #pragma once
 
 #include <string>

@@ -22,9 +22,9 @@ namespace {
 
 constexpr SettingDoc kDocs[] = {
     {"TUTTI_BACKEND", "",
-     "what moves data between workers: shm, tcp, ucx, mpi or nccl, an error where that cannot be "
-     "had; empty: shared memory within a host, UCX between hosts with RDMA and TCP between others, "
-     "and NCCL between GPUs"},
+     "what moves data between workers: one of the backends that tutti info lists, an error if it "
+     "cannot be had; empty: shared memory within a host, UCX between hosts with RDMA and TCP "
+     "between others, and NCCL between GPUs"},
     {"TUTTI_COORDINATOR", "",
      "the address of a coordination service that runs already, as under tutti run, or at which "
      "rank "
@@ -90,12 +90,19 @@ std::chrono::nanoseconds seconds(const char* name) {
   return std::chrono::nanoseconds(int64_t(std::ceil(number(name, 1e9) * 1e9)));
 }
 
-std::string one_of(const char* name, std::initializer_list<std::string_view> allowed) {
+std::string one_of(const char* name, const std::vector<std::string_view>& allowed) {
   const std::string_view value = get(name);
   if (std::ranges::find(allowed, value) == allowed.end())
     throw InvalidArgumentError(
         fmt::format("{}={}: expected one of \"{}\"", name, value, fmt::join(allowed, "\", \"")));
   return std::string(value);
+}
+
+std::vector<std::string_view> backends() {
+  std::vector<std::string_view> all{"", "shm"};
+  for (const std::string_view transport : transport_names()) all.push_back(transport);
+  all.push_back("nccl");
+  return all;
 }
 
 constexpr std::string_view kPrefix = "TUTTI_";
@@ -153,7 +160,7 @@ Settings read_settings() {
   s.warn_after = seconds("TUTTI_WARN_AFTER");
   s.timeline = get("TUTTI_TIMELINE");
   s.log_level = one_of("TUTTI_LOG", {"debug", "info", "warning", "error", "off"});
-  s.backend = one_of("TUTTI_BACKEND", {"", "shm", "tcp", "ucx", "mpi", "nccl"});
+  s.backend = one_of("TUTTI_BACKEND", backends());
   s.host_id = get("TUTTI_HOST_ID");
   s.interfaces = get("TUTTI_INTERFACES");
   s.module_path = get("TUTTI_MODULE_PATH");

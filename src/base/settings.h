@@ -5,6 +5,7 @@
 #include <chrono>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tutti::base {
@@ -40,6 +41,9 @@ Settings read_settings();
 
 // A text for each variable in the environment that looks like a setting and is none.
 std::vector<std::string> unknown_settings();
+
+// The transports that TUTTI_BACKEND may name, from the table that the build generates.
+std::span<const std::string_view> transport_names();
 
 struct SettingDoc {
   const char* name;

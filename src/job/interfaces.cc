@@ -34,7 +34,7 @@ bool same_host(const sockaddr* a, const sockaddr* b) {
                      &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-// Of this machine's, what the host of "HOST:PORT" is; null: nothing.
+// The local interface whose address HOST:PORT resolves to, or null.
 const ifaddrs* found(const Interfaces& all, const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
   if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
@@ -53,24 +53,17 @@ const ifaddrs* found(const Interfaces& all, const std::string& address) {
 
 }  // namespace
 
-std::string interface_of(const std::string& address) {
+OwnInterface own_interface(const std::string& address) {
   const Interfaces all = interfaces_of_this_machine();
   const ifaddrs* const own = found(all, address);
   if (!own) return {};
   const std::string name = own->ifa_name;
-  return name.substr(0, name.find(':'));  // an alias is no device
-}
-
-std::string own_address(const std::string& address) {
-  const Interfaces all = interfaces_of_this_machine();
-  const ifaddrs* const own = found(all, address);
-  if (!own) return {};
   const socklen_t size =
       own->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-  std::array<char, NI_MAXHOST> text;
-  return getnameinfo(own->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0
-             ? text.data()
-             : "";
+  std::array<char, NI_MAXHOST> text{};
+  if (getnameinfo(own->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0)
+    text[0] = 0;
+  return {name.substr(0, name.find(':')), text.data()};  // an alias is no device
 }
 
 std::string devices_of(const std::string& interface) {

@@ -20,7 +20,7 @@ struct JobGroup {
 // `purpose` must be the same on all workers, since groups are told apart by their order only.
 JobGroup join(const std::optional<cluster::Membership>& membership, const std::string& purpose);
 
-// What a forked child is told that uses its parent's groups.
+// The error of a forked child that uses its parent's groups.
 constexpr std::string_view kForkedChild =
     "this process was forked from one that takes part in a job, and takes no part itself: start "
     "workers as programs of their own, or fork before the first group is made";
@@ -46,11 +46,12 @@ struct JobLayout {
     std::string host;     // ranks with the same share memory
     bool named = false;   // by TUTTI_HOST_ID; else `host` is found out: "BOOT PROCESSES"
   };
-  std::vector<Place> ranks;  // empty: this process is alone
+  std::vector<Place> ranks = {};  // empty: this process is alone
   int rank = 0;
-  std::string source;   // who tells of the job: "TF_CONFIG", "Slurm", ...
-  std::string service;  // the address of the coordination service
-  std::string network;  // "ucx" or "mpi"; empty: all ranks share memory
+  std::string source = {};     // what describes the job: "TF_CONFIG", "Slurm", ...
+  std::string service = {};    // the address of the coordination service
+  std::string network = {};    // the transport between hosts; empty: all ranks share memory
+  std::string interface = {};  // that it uses here, and why
 };
 
 // Of the job that the environment describes; a collective.

@@ -1,5 +1,5 @@
 // Ranks that are threads but live on several hosts: messages go through a post office, and only
-// those of one host share memory. What is large is read from the sender's memory when it is
+// ranks of one host share memory. A large message is read from the sender's memory when it is
 // received, as real transports do it.
 #pragma once
 
@@ -13,24 +13,17 @@
 #include "group/net/backend.h"
 #include "group/secluded.h"
 
-namespace tutti::group {
-
-class Transport::Message {
- public:
-  std::byte* data;
-  size_t bytes;
-  bool sending;
-  State state = State::under_way;
-};
-
-}  // namespace tutti::group
-
 namespace tutti::testing {
 
 class PostOffice {
  public:
-  using Message = group::Transport::Message;
   using State = group::Transport::State;
+  struct Message : group::Transport::Message {
+    std::byte* data;
+    size_t bytes;
+    bool sending;
+    State state = State::under_way;
+  };
   struct Key {
     int from, to;
     uint64_t tag;
@@ -56,7 +49,7 @@ class PostOffice {
   }
   Message* receive(const Key& key, void* data, size_t bytes) {
     std::lock_guard lock(mutex_);
-    auto* const message = new Message{static_cast<std::byte*>(data), bytes, false};
+    auto* const message = new Message{{}, static_cast<std::byte*>(data), bytes, false};
     boxes_[key].receivers.push_back(message);
     deliver(key);
     return message;
@@ -96,7 +89,7 @@ class PostOffice {
     ++delivered_;
     changed_.notify_all();
   }
-  // How many sends there were at a time that nobody had asked for yet whether they are over.
+  // The most sends at a time that were not tested yet.
   int most_sends() {
     std::lock_guard lock(mutex_);
     return most_sends_;
@@ -120,7 +113,7 @@ class PostOffice {
 
   Message* new_send(State state) {
     most_sends_ = std::max(most_sends_, ++sends_);
-    return new Message{nullptr, 0, true, state};
+    return new Message{{}, nullptr, 0, true, state};
   }
   void drop(Message* message) {
     sends_ -= message->sending;
@@ -164,22 +157,31 @@ class PostedTransport : public group::Transport {
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
     return office_->receive({from, rank_, tag}, data, bytes);
   }
-  State test(Message* message) override { return message ? office_->test(message) : State::over; }
-  bool is_under_way(const Message* message) override { return office_->is_under_way(message); }
+  State test(Message* message) override {
+    return message ? office_->test(own(message)) : State::over;
+  }
+  bool is_under_way(const Message* message) override { return office_->is_under_way(own(message)); }
   bool cancel(Message* message) override {
-    if (message) office_->cancel(message);
+    if (message) office_->cancel(own(message));
     return true;
   }
   void progress() override {}
   void flush(std::chrono::nanoseconds) override {}
   void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
-    office_->sleep(message, at_most);
+    office_->sleep(own(message), at_most);
   }
   std::string loss(int rank) const override {
     return office_->is_lost(rank) ? "connection reset" : "";
   }
 
  private:
+  static PostOffice::Message* own(Message* message) {
+    return static_cast<PostOffice::Message*>(message);
+  }
+  static const PostOffice::Message* own(const Message* message) {
+    return static_cast<const PostOffice::Message*>(message);
+  }
+
   const std::shared_ptr<PostOffice> office_;
   const int rank_;
 };

@@ -177,9 +177,12 @@ def a_port_in_use_is_an_error(options):
 
 
 def backends(options):
-    """What moves data between processes here."""
-    ucx = os.path.exists(os.path.join(options.build, "src", "libtutti_ucx.so"))
-    return ["shm", "tcp"] + (["ucx"] if ucx else [])
+    """What moves data between processes here, whatever started them."""
+    modules = os.path.join(options.build, "src")
+    info = subprocess.run([os.path.join(options.build, "tools", "tutti"), "info", "--json"], check=True, stdout=subprocess.PIPE,
+                          env={**os.environ, "TUTTI_MODULE_PATH": modules})
+    return [backend["name"] for backend in json.loads(info.stdout)["backends"]
+            if backend["available"] and not backend["launcher"] and backend["name"] not in ("in_process", "nccl")]
 
 
 def stragglers(text):

@@ -1,8 +1,11 @@
 // tutti bench
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "group/net/registry.h"
 #include "tool.h"
 
 namespace tutti::testing {
@@ -212,11 +215,12 @@ TEST(Bench, ShowsASizeOnceItIsMeasured) {
 }
 
 TEST(Bench, MeasuresProcessesThatShareNoMemory) {
-  std::vector<std::string> backends{"tcp"};
-#ifdef TUTTI_REAL_UCX
-  backends.push_back("ucx");
-#endif
-  for (const std::string& backend : backends) {
+  for (const auto& transport : group::transports()) {
+    const auto* const module = group::module_for(transport.kind, "");
+    if (!module ||
+        !std::filesystem::exists(fmt::format("{}/libtutti_{}.so", TUTTI_REAL_MODULES, module->name)))
+      continue;
+    const std::string backend(transport.name);
     Process tool({TUTTI_TOOL, "bench", "--seconds", "0.001", "-n", "2", "--max-bytes", "64",
                   "--backend", backend, "--json"},
                  {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES, "UCX_TLS=tcp"});

@@ -1,5 +1,5 @@
-// Moves messages between the processes of a job. The implementations are modules ("tcp", "ucx",
-// "mpi"); tests put another in their place.
+// Moves messages between the processes of a job. Each implementation has a folder here and a line
+// in the table of transports (registry.h); tests have one of their own.
 #pragma once
 
 #include <tutti/error.h>
@@ -17,8 +17,8 @@ namespace tutti::group {
 // Safe to use from any thread. Ranks are those of the job.
 class Transport {
  public:
-  class Message;  // one that is under way; null: it is over already
-  enum class State { under_way, over, failed, too_long };  // the last: for what receives it
+  struct Message {};  // one under way; a transport derives its own. Null: it is over already
+  enum class State { under_way, over, failed, too_long };  // the last: of a receive
 
   virtual ~Transport() = default;
   virtual const char* name() const = 0;
@@ -32,11 +32,11 @@ class Transport {
   virtual State test(Message* message) = 0;
   virtual bool is_under_way(const Message* message) = 0;
   // Its memory is not touched any more once this returns, and it is gone; to get there, the
-  // connection may have to be cut. False where that cannot be had: then its memory is lost.
+  // connection may have to be cut. False if that is impossible: then its memory is lost.
   virtual bool cancel(Message* message) = 0;
 
   virtual void progress() = 0;
-  // Tests it, and makes progress so many times at most until it is over.
+  // Polls the message, driving progress up to `times` times.
   virtual State advance(Message* message, int times) {
     State state = test(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
@@ -45,10 +45,10 @@ class Transport {
     }
     return state;
   }
-  // Waits for what was sent to be on its way, so long at most.
+  // Waits up to `at_most` until what was sent is on its way.
   virtual void flush(std::chrono::nanoseconds at_most) = 0;
-  // Returns when something may have happened, or after so long; at once where the message is over.
-  // Null: for whatever comes.
+  // Returns when something may have happened, or after `at_most`; at once if the message is over.
+  // Null: for any message.
   virtual void sleep(const Message* message, std::chrono::nanoseconds at_most) = 0;
 
   // Why nothing more can come from a rank; empty while it may.
@@ -62,36 +62,42 @@ class Transport {
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
-  // What the others need to reach this process.
+  // What the others need to reach this process; any bytes.
   virtual std::string address() const = 0;
-  // All addresses, by rank. `check` throws where the job has failed meanwhile.
+  // All addresses, by rank. `check` throws if the job has failed meanwhile. The transport outlives
+  // the endpoint.
   virtual std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
                                              const std::function<void()>& check) = 0;
 };
 
-// What the module "tcp" hands out.
-struct TcpModule {
-  // `host`: whose address to listen on. `patience`: with others that do not connect.
-  std::unique_ptr<Endpoint> (*open)(const std::string& host, std::chrono::nanoseconds patience);
+// What a process knows of its network when it opens a transport.
+struct TransportOptions {
+  int rank = 0;
+  std::string address = {};     // of this rank in the cluster: "worker-2:5000"
+  std::string interfaces = {};  // TUTTI_INTERFACES, as in "eth0,eth1"
+  std::string interface = {};   // which has the host of `address`: "ib0"; empty: none here has it
+  std::string devices = {};     // the same with its RDMA devices: "ib0,mlx5_0:1"
+  std::string host = {};  // the IP address to listen on; empty: no interface of `interfaces` is up
+  std::chrono::nanoseconds timeout = std::chrono::nanoseconds::max();  // for peers to connect
 };
 
-// What the module "ucx" hands out.
-struct UcxModule {
-  // `devices`: the network interfaces to use; empty leaves it to UCX.
-  std::unique_ptr<Endpoint> (*open)(const std::string& devices);
-  const char* (*version)();
-};
-
-// What a module for MPI hands out. MPI is initialised when it is first asked, if the program has
-// not done that.
-struct MpiModule {
+// How the processes of one launcher exchange texts before they know each other's addresses. The
+// launcher's library is initialised by the first call, if the program has not done that.
+struct Rendezvous {
   int (*rank)();
   int (*size)();
-  // Everybody's text, by rank; a collective.
+  // The texts of all ranks, by rank; a collective.
   std::vector<std::string> (*all_gather)(const std::string& mine);
-  std::unique_ptr<Transport> (*transport)();
-  void (*finalize)();  // if it was not the program that initialised it
-  const char* (*version)();
+  void (*finalize)();        // if the program did not initialise it
+  const char* (*library)();  // its name and version
+};
+
+// What the module of a transport hands out (base/module.h).
+struct TransportModule {
+  std::unique_ptr<Endpoint> (*open)(const TransportOptions& options);
+  // The network interface that `open` would use, and why, for tutti info --job.
+  std::string (*interface_in_use)(const TransportOptions& options);
+  const Rendezvous* rendezvous;  // null: none
 };
 
 }  // namespace tutti::group

@@ -1,6 +1,7 @@
 // What more than one Transport needs.
 #pragma once
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <tutti/error.h>
@@ -10,6 +11,8 @@
 #include <deque>
 #include <mutex>
 #include <vector>
+
+#include "group/net/transport.h"
 
 namespace tutti::group {
 
@@ -31,6 +34,16 @@ class Pool {
   std::vector<T*> free_;
 };
 
+// For tutti info --job: the interface that the options name. `otherwise`: what is used without one.
+inline std::string describe_interface(const TransportOptions& options, const char* otherwise) {
+  if (!options.interfaces.empty()) return options.interfaces + " (TUTTI_INTERFACES)";
+  if (options.interface.empty())
+    return fmt::format("{} (rank {} has no interface with {})", otherwise, options.rank,
+                       options.address);
+  return fmt::format("{}, on rank {} (it has {})", options.interface, options.rank,
+                     options.address);
+}
+
 // Threads that sleep until something comes, or until another thread has taken in what they sleep
 // for. All with the transport's lock held.
 class Sleepers {
@@ -41,8 +54,8 @@ class Sleepers {
   }
   Sleepers(const Sleepers&) = delete;
 
-  // Until there is something in the file, somebody wakes all, or after so long; without the lock
-  // meanwhile.
+  // Until there is something in the file, another thread calls wake(), or `at_most` has passed.
+  // The lock is released meanwhile.
   void sleep(std::unique_lock<std::mutex>& lock, int file, std::chrono::nanoseconds at_most) {
     if (free_.empty()) free_.push_back(new_bell());
     const int bell = free_.back();
@@ -58,7 +71,7 @@ class Sleepers {
       const ssize_t taken = read(bell, &rung, sizeof(rung));
     free_.push_back(bell);
   }
-  // By who has taken something in.
+  // Called by a thread that has taken something in.
   void wake() {
     const uint64_t ring = 1;
     for (const int bell : sleeping_)

@@ -10,7 +10,6 @@
 #include <bitset>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/descriptors.h"
 #include "group/shm/arena.h"
@@ -18,8 +17,6 @@
 namespace tutti::group {
 
 namespace {
-
-using nlohmann::json;
 
 std::string boot_id() {
   std::string boot;
@@ -41,27 +38,27 @@ Cores my_cores() {
 class Processes : public Reach, public PeerMonitor {
  public:
   explicit Processes(const Neighbours& neighbours) : neighbours_(neighbours) {
-    const std::string here = json::parse(neighbours.hellos[size_t(neighbours.rank)]).at("host");
+    const std::string& here = neighbours.hellos[size_t(neighbours.rank)].host;
     Cores cores;
     for (size_t r = 0; r < neighbours.hellos.size(); ++r) {
-      const json hello = json::parse(neighbours.hellos[r]);
-      if (hello.at("host") != here)
+      const ShmHello& hello = neighbours.hellos[r];
+      if (hello.host != here)
         throw UnimplementedError(fmt::format(
             "group: {} and {} cannot reach each other's memory: they are on different hosts, or in "
             "containers that do not share their process ids",
             name(size_t(neighbours.rank)), name(r)));
-      for (const size_t core : hello.at("cores")) cores.set(core);
+      for (const int core : hello.cores) cores.set(size_t(core));
       Process& process = processes_.emplace_back();
       if (int(r) == neighbours.rank) continue;
-      process.pid = hello.at("pid");
+      process.pid = hello.pid;
       process.arena =
           std::make_unique<PeerArena>(PeerArena::Origin{.name = name(r),
-                                                        .pid = process.pid,
-                                                        .fd = hello.at("fd"),
-                                                        .inode = hello.at("inode"),
-                                                        .first_segment = hello.at("bytes"),
-                                                        .user = hello.at("user"),
-                                                        .dumpable = hello.at("dumpable")});
+                                                        .pid = hello.pid,
+                                                        .fd = hello.fd,
+                                                        .inode = hello.inode,
+                                                        .first_segment = hello.first_segment,
+                                                        .user = hello.user,
+                                                        .dumpable = hello.dumpable});
       process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
       if (process.pidfd < 0 && base::out_of_descriptors(errno))
         throw ResourceExhaustedError(fmt::format("group: cannot watch {}: {}", name(r),
@@ -130,22 +127,21 @@ std::string this_host() {
   return boot_id() + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
 }
 
-std::string shm_hello(const std::string& host) {
+ShmHello shm_hello(const std::string& host) {
   const Arena& arena = Arena::mine();
-  json cores = json::array();
+  std::vector<int> cores;
   const Cores mine = my_cores();
   for (size_t i = 0; i < mine.size(); ++i)
-    if (mine[i]) cores.push_back(i);
-  return json{{"host", host},
-              {"machine", boot_id()},
-              {"pid", getpid()},
-              {"fd", arena.fd()},
-              {"bytes", arena.first_segment()},
-              {"inode", inode_of(arena.fd())},
-              {"cores", cores},
-              {"user", geteuid()},
-              {"dumpable", prctl(PR_GET_DUMPABLE) == 1}}
-      .dump();
+    if (mine[i]) cores.push_back(int(i));
+  return {.host = host,
+          .machine = boot_id(),
+          .cores = std::move(cores),
+          .pid = getpid(),
+          .fd = arena.fd(),
+          .inode = inode_of(arena.fd()),
+          .first_segment = arena.first_segment(),
+          .user = geteuid(),
+          .dumpable = prctl(PR_GET_DUMPABLE) == 1};
 }
 
 Neighbourhood shm_neighbourhood(const Neighbours& neighbours) {

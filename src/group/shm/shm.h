@@ -1,17 +1,31 @@
 // Ranks as processes of one host, over shared memory.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "cluster/coordination.h"
 #include "group/shm/window_backend.h"
 
 namespace tutti::group {
 
-// What a process tells the others, so that they can reach its memory: {"host", "machine", "cores",
-// ...}. Those with the same "host" can.
-std::string shm_hello(const std::string& host);
+// What a process tells the others, so that they can reach its memory.
+struct ShmHello {
+  std::string host = {};        // processes with the same host can
+  std::string machine = {};     // its boot
+  std::vector<int> cores = {};  // that the process may use
+  pid_t pid = 0;
+  int fd = -1;  // the rest: of its arena
+  uint64_t inode = 0;
+  size_t first_segment = 0;
+  uid_t user = 0;
+  bool dumpable = false;  // others may look into the process
+};
+ShmHello shm_hello(const std::string& host);
 // What the processes of one host have in common, and no others: the boot, and the process ids.
 std::string this_host();
 
@@ -19,8 +33,8 @@ struct Neighbours {
   int rank;                            // the place of this one among them
   std::vector<int> ranks;              // of the job
   std::vector<std::string> addresses;  // and what follows, in the order of `ranks`
-  std::vector<std::string> hellos;
-  const std::atomic<bool>* alarm;      // set when the job fails
+  std::vector<ShmHello> hellos;
+  const std::atomic<bool>* alarm;  // set when the job fails
   std::function<std::optional<cluster::Failure>()> failure;
 };
 

@@ -15,14 +15,15 @@
 
 namespace tutti::group {
 
-class Transport::Message {
- public:
+namespace {
+
+struct MpiMessage : Transport::Message {
   MPI_Request request;
   bool sending;
   bool failed = false;
 };
 
-namespace {
+MpiMessage* own(Transport::Message* message) { return static_cast<MpiMessage*>(message); }
 
 // MPI is asked by one thread at a time: few are built for more.
 std::mutex mutex;
@@ -86,7 +87,7 @@ class MpiTransport : public Transport {
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
     std::lock_guard lock(mutex);
     const int n = count(bytes);
-    auto* const message = new Message{MPI_REQUEST_NULL, true};
+    auto* const message = new MpiMessage{{}, MPI_REQUEST_NULL, true};
     message->failed =
         is_finalized() || MPI_Isend(data, n, MPI_BYTE, to, tag_of(tag), world().communicator,
                                     &message->request) != MPI_SUCCESS;
@@ -95,15 +96,16 @@ class MpiTransport : public Transport {
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
     std::lock_guard lock(mutex);
     const int n = count(bytes);
-    auto* const message = new Message{MPI_REQUEST_NULL, false};
+    auto* const message = new MpiMessage{{}, MPI_REQUEST_NULL, false};
     message->failed =
         is_finalized() || MPI_Irecv(data, n, MPI_BYTE, from, tag_of(tag), world().communicator,
                                     &message->request) != MPI_SUCCESS;
     return message;
   }
-  State test(Message* message) override {
-    if (!message) return State::over;
+  State test(Message* given) override {
+    if (!given) return State::over;
     std::lock_guard lock(mutex);
+    MpiMessage* const message = own(given);
     if (message->failed || is_finalized()) {
       delete message;
       return State::failed;
@@ -117,16 +119,18 @@ class MpiTransport : public Transport {
     MPI_Error_class(status, &kind);
     return kind == MPI_ERR_TRUNCATE ? State::too_long : State::failed;
   }
-  bool is_under_way(const Message* message) override {
+  bool is_under_way(const Message* given) override {
     std::lock_guard lock(mutex);
+    const auto* const message = static_cast<const MpiMessage*>(given);
     if (message->failed || is_finalized()) return false;
     int done = 0;
     return MPI_Request_get_status(message->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
            !done;
   }
-  bool cancel(Message* message) override {
-    if (!message) return true;
+  bool cancel(Message* given) override {
+    if (!given) return true;
     std::lock_guard lock(mutex);
+    MpiMessage* const message = own(given);
     if (message->failed || is_finalized()) {
       const bool never_began = message->failed;
       delete message;
@@ -150,7 +154,7 @@ class MpiTransport : public Transport {
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world().communicator, &found, MPI_STATUS_IGNORE);
   }
   void flush(std::chrono::nanoseconds) override {}
-  // MPI wakes nobody.
+  // MPI cannot wake a thread.
   void sleep(const Message*, std::chrono::nanoseconds at_most) override {
     const timespec nap{0, std::min<long>(at_most.count(), 20'000)};
     nanosleep(&nap, nullptr);
@@ -193,7 +197,19 @@ std::vector<std::string> all_gather(const std::string& mine) {
   return all;
 }
 
-std::unique_ptr<Transport> transport() { return std::make_unique<MpiTransport>(); }
+// MPI knows the ranks by itself.
+class MpiEndpoint : public Endpoint {
+ public:
+  std::string address() const override { return {}; }
+  std::unique_ptr<Transport> connect(const std::vector<std::string>&, int,
+                                     const std::function<void()>&) override {
+    return std::make_unique<MpiTransport>();
+  }
+};
+
+std::unique_ptr<Endpoint> open(const TransportOptions&) { return std::make_unique<MpiEndpoint>(); }
+
+std::string interface_in_use(const TransportOptions&) { return "what MPI chooses"; }
 
 void finalize() {
   std::lock_guard lock(mutex);
@@ -202,7 +218,7 @@ void finalize() {
   if (world().ours && !finalized) MPI_Finalize();
 }
 
-const char* version() {
+const char* library() {
   static char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
   MPI_Get_library_version(text, &length);
@@ -210,7 +226,8 @@ const char* version() {
   return text;
 }
 
-constexpr MpiModule kInterface{rank, size, all_gather, transport, finalize, version};
+constexpr Rendezvous kRendezvous{rank, size, all_gather, finalize, library};
+constexpr TransportModule kInterface{open, interface_in_use, &kRendezvous};
 constexpr base::Module kModule{TUTTI_VERSION, &kInterface};
 
 }  // namespace

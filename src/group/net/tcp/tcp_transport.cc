@@ -1,20 +1,14 @@
-// The module "tcp": a Transport over sockets, for hosts with nothing faster between them.
+// A Transport over sockets.
 //
-// Every two ranks have one connection, made when the job begins; from then on nobody can connect. A
-// message is its head and its bytes. What is awaited goes from the socket to where it belongs
-// without a copy in between, and who waits for one rank asks its socket alone.
+// A message is its head and its bytes. What is awaited goes from the socket to where it belongs
+// without a copy in between, and a thread that waits for one rank asks its socket alone.
 #include <fmt/format.h>
 #include <linux/sockios.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -25,35 +19,27 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <sstream>
 #include <utility>
 
-#include "base/module.h"
-#include "group/net/transport.h"
+#include "group/net/tcp/sockets.h"
 #include "group/net/transport_parts.h"
 
-namespace tutti::group {
+namespace tutti::group::tcp {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// What was sent to a rank that takes nothing any more is waited for this long, before the
-// connection is cut.
+// How long a send to a rank that takes nothing any more is waited for, before the connection is
+// cut.
 constexpr milliseconds kPatience(200);
-// How often a rank that waits for others to connect looks whether the job goes on.
-constexpr milliseconds kLook(100);
 // What is read beyond the end of the message that is being read.
 constexpr size_t kAhead = 16 << 10;
-// So little is written from one place, with its head.
+// Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
-// Of messages that nobody waits for yet, from one rank. Then it is the sender who waits.
+// Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
-// Strangers that have not said who they are.
-constexpr size_t kMostStrangers = 256;
-
-constexpr uint32_t kMark = 0x7475'7474;
 
 struct Head {
   uint64_t bytes;
@@ -61,49 +47,17 @@ struct Head {
   uint32_t mark = kMark;
 };
 
-using Secret = std::array<unsigned char, 16>;
-
-// The first thing on a connection.
-struct Hello {
-  uint64_t mark = kMark;
-  Secret secret{};  // of whom is called, known to those that it gave its address
-  uint32_t to = 0, from = 0;
-};
-
-class File {
- public:
-  explicit File(int fd = -1) : fd_(fd) {}
-  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
-std::string problem(int error) { return std::generic_category().message(error); }
-
-}  // namespace
-
-class Transport::Message {
- public:
+struct TcpMessage : Transport::Message {
   int peer;
   bool sending;
-  State state;
+  Transport::State state;
   std::byte* data;
   size_t bytes;
   Head head;        // of what is sent; of what is received, the tag
   size_t done = 0;  // of head and data, sent
 };
 
-namespace {
+TcpMessage* own(Transport::Message* message) { return static_cast<TcpMessage*>(message); }
 
 // A message that came before it was asked for.
 struct Early {
@@ -117,21 +71,21 @@ struct Peer {
   std::atomic<const char*> loss{nullptr};
   uint32_t interest = 0;  // of the epoll
 
-  // What comes: a head, then `left` bytes, which go to `to`, or nowhere.
+  // What comes: a head, then `left` bytes, which go to `to`; null: they are dropped.
   Head head{};
   size_t head_bytes = 0;
   size_t left = 0;
   std::byte* to = nullptr;
-  Transport::Message* into = nullptr;
+  TcpMessage* into = nullptr;
   std::unique_ptr<Early> aside;
-  std::deque<Transport::Message*> posted;
+  std::deque<TcpMessage*> posted;
   std::list<std::unique_ptr<Early>> early;
   size_t early_bytes = 0;
 
-  std::deque<Transport::Message*> unsent;
+  std::deque<TcpMessage*> unsent;
 
   bool in_message() const { return head_bytes == sizeof(Head); }
-  // One receive is always posted, for what a rank says besides.
+  // One receive is always posted, for notices.
   bool is_full() const { return early_bytes >= kMostEarly && posted.size() <= 1 && !into; }
 };
 
@@ -160,17 +114,18 @@ class TcpTransport : public Transport {
     std::lock_guard lock(mutex_);
     Peer& peer = peers_[size_t(to)];
     const Head head{bytes, uint32_t(tag)};
-    if (!peer.file) return message({to, true, State::failed, nullptr, 0, head});
+    if (!peer.file) return message({{}, to, true, State::failed, nullptr, 0, head});
     auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(data));
     ssize_t sent = 0;
     if (peer.unsent.empty()) {
       sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
                               : send_from(peer, head, from, bytes, 0);
       if (sent == ssize_t(sizeof(head) + bytes)) return nullptr;
-      // Why it failed, and what came before, is to be read.
-      if (sent < 0) return message({to, true, State::failed, nullptr, 0, head});
+      // The reason, and what came before, is read from the socket later.
+      if (sent < 0) return message({{}, to, true, State::failed, nullptr, 0, head});
     }
-    Message* const waits = message({to, true, State::under_way, from, bytes, head, size_t(sent)});
+    TcpMessage* const waits =
+        message({{}, to, true, State::under_way, from, bytes, head, size_t(sent)});
     peer.unsent.push_back(waits);
     ++unsent_;
     watch(peer);
@@ -182,7 +137,7 @@ class TcpTransport : public Transport {
     Peer& peer = peers_[size_t(from)];
     const uint32_t short_tag = uint32_t(tag);
     auto* const to = static_cast<std::byte*>(data);
-    Message asked{from, false, State::under_way, to, bytes, {bytes, short_tag}};
+    TcpMessage asked{{}, from, false, State::under_way, to, bytes, {bytes, short_tag}};
     const auto found =
         std::ranges::find(peer.early, short_tag, [](const auto& e) { return e->tag; });
     if (found != peer.early.end()) {
@@ -208,7 +163,7 @@ class TcpTransport : public Transport {
       watch(peer);
       return peer.into;
     }
-    Message* const waits = message(asked);
+    TcpMessage* const waits = message(asked);
     peer.posted.push_back(waits);
     watch(peer);
     return waits;
@@ -217,15 +172,15 @@ class TcpTransport : public Transport {
   State test(Message* message) override {
     if (!message) return State::over;
     std::lock_guard lock(mutex_);
-    return test_locked(message);
+    return test_locked(own(message));
   }
-  State advance(Message* message, int times) override {
-    if (!message) return State::over;
+  State advance(Message* given, int times) override {
+    if (!given) return State::over;
     std::lock_guard lock(mutex_);
+    TcpMessage* const message = own(given);
     State state = test_locked(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
-      // Where nothing waits to be sent, only one socket matters; the others get a look now and
-      // then.
+      // If nothing waits to be sent, only one socket matters; the others get a look now and then.
       bool much = false;
       if (message->sending || unsent_ || i + 1 == times)
         progress_locked();
@@ -239,12 +194,13 @@ class TcpTransport : public Transport {
 
   bool is_under_way(const Message* message) override {
     std::lock_guard lock(mutex_);
-    return message && message->state == State::under_way;
+    return message && is_under_way_locked(message);
   }
 
-  bool cancel(Message* message) override {
-    if (!message) return true;
+  bool cancel(Message* given) override {
+    if (!given) return true;
     std::lock_guard lock(mutex_);
+    TcpMessage* const message = own(given);
     Peer& peer = peers_[size_t(message->peer)];
     if (message->sending && message->state == State::under_way) {
       if (message->done == 0) {
@@ -256,7 +212,7 @@ class TcpTransport : public Transport {
         if (now > patience_until_ + kPatience) patience_until_ = now + kPatience;
         while (message->state == State::under_way && Clock::now() < patience_until_)
           if (!progress_locked()) nap(milliseconds(1));
-        // Its memory is wanted back, and nobody takes it: there is no other way.
+        // Its memory is wanted back, and the peer does not take it: there is no other way.
         if (message->state == State::under_way) lose(peer, "it does not take what is sent to it");
       }
     } else if (message->state == State::under_way) {
@@ -278,7 +234,7 @@ class TcpTransport : public Transport {
 
   void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
     std::unique_lock lock(mutex_);
-    if (message && message->state != State::under_way) return;
+    if (message && !is_under_way_locked(message)) return;
     sleepers_.sleep(lock, epoll_.get(), at_most);
   }
 
@@ -299,7 +255,7 @@ class TcpTransport : public Transport {
     std::lock_guard lock(mutex_);
     const auto now = Clock::now(), until = now + at_most;
     // What the system has taken gets there by itself, unless it finds something unread when it
-    // closes the connection: so only who is quick is waited for.
+    // closes the connection: so it is waited for only briefly.
     const auto quick = std::min(until, now + kPatience);
     do {
       if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
@@ -307,14 +263,17 @@ class TcpTransport : public Transport {
   }
 
  private:
-  Message* message(const Message& what) { return messages_.make(what); }
-  State test_locked(Message* message) {
+  TcpMessage* message(const TcpMessage& what) { return messages_.make(what); }
+  static bool is_under_way_locked(const Message* message) {
+    return static_cast<const TcpMessage*>(message)->state == State::under_way;
+  }
+  State test_locked(TcpMessage* message) {
     const State state = message->state;
     if (state != State::under_way) messages_.drop(message);
     return state;
   }
 
-  static void deliver(const Early& early, Message& message) {
+  static void deliver(const Early& early, TcpMessage& message) {
     if (early.bytes > message.bytes) {
       message.state = State::too_long;
       return;
@@ -348,11 +307,11 @@ class TcpTransport : public Transport {
     peer.interest = interest;
   }
 
-  // Nothing more goes to this rank, nor comes from it. What is awaited from it stays so, until
-  // somebody asks for its loss.
+  // Nothing more goes to this rank, nor comes from it. A receive from it stays under way: its
+  // caller asks for the loss.
   void lose(Peer& peer, const char* why) {
     peer.loss.store(why);
-    for (Message* const waits : peer.unsent) {
+    for (TcpMessage* const waits : peer.unsent) {
       waits->state = State::failed;
       --unsent_;
     }
@@ -405,7 +364,7 @@ class TcpTransport : public Transport {
   bool write(Peer& peer) {
     bool happened = false;
     while (!peer.unsent.empty()) {
-      Message& next = *peer.unsent.front();
+      TcpMessage& next = *peer.unsent.front();
       const ssize_t sent = send_from(peer, next.head, next.data, next.bytes, next.done);
       if (sent == 0) return happened;
       happened = true;
@@ -425,13 +384,13 @@ class TcpTransport : public Transport {
     return happened;
   }
 
-  // The head is there: where does the rest go? False: nowhere.
+  // The head is there: finds where the rest goes. False: there is no memory for it.
   bool begin_message(Peer& peer) {
     peer.left = peer.head.bytes;
     peer.to = nullptr;
     const uint32_t tag = peer.head.tag;
     const auto found =
-        std::ranges::find(peer.posted, tag, [](const Message* m) { return m->head.tag; });
+        std::ranges::find(peer.posted, tag, [](const TcpMessage* m) { return m->head.tag; });
     if (found == peer.posted.end()) {
       std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[peer.left]);
       if (!memory) return false;
@@ -439,7 +398,7 @@ class TcpTransport : public Transport {
       peer.aside = std::make_unique<Early>(Early{tag, peer.left, std::move(memory)});
       return true;
     }
-    Message* const waits = *found;
+    TcpMessage* const waits = *found;
     peer.posted.erase(found);
     if (peer.left > waits->bytes) {
       waits->state = State::too_long;
@@ -485,7 +444,7 @@ class TcpTransport : public Transport {
     return nullptr;
   }
 
-  // What has come from this rank. Whether anything has.
+  // Takes in what has come from this rank. Whether anything has.
   bool read(Peer& peer) {
     bool happened = false;
     // A fast sender must not keep the others waiting.
@@ -539,217 +498,16 @@ class TcpTransport : public Transport {
   File epoll_;
   std::mutex mutex_;
   std::array<std::byte, kAhead> ahead_;
-  Pool<Message> messages_;
+  Pool<TcpMessage> messages_;
   Sleepers sleepers_;
   size_t unsent_ = 0;
   Clock::time_point patience_until_{};
 };
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-Addresses resolved(const std::string& host, const std::string& port, int flags) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  const int error =
-      getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &found);
-  if (error)
-    throw UnavailableError(fmt::format("tcp: {} is no address: {}", host, gai_strerror(error)));
-  return {found, freeaddrinfo};
-}
-
-bool is_loopback(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
-  return address.ss_family == AF_INET6 &&
-         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-}
-
-// As far as the system lets us.
-void make_fast(int socket) {
-  const int on = 1;
-  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  // Within a machine nothing is congested: a system that paces what it sends (BBR) only delays it.
-  sockaddr_storage other{};
-  socklen_t size = sizeof(other);
-  constexpr std::string_view kUnpaced = "cubic";
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&other), &size) == 0 && is_loopback(other))
-    setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
-}
-
-// Where a rank listens, as the others are told: "host port secret".
-struct Place {
-  std::string host, port;
-  Secret secret;
-
-  explicit Place(const std::string& text) {
-    std::istringstream words(text);
-    std::string hex;
-    words >> host >> port >> hex;
-    if (hex.size() != 2 * secret.size())
-      throw DataLossError(fmt::format("tcp: \"{}\" is no place", text));
-    for (size_t i = 0; i < secret.size(); ++i)
-      secret[i] = static_cast<unsigned char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-  }
-};
-
-class TcpEndpoint : public Endpoint {
- public:
-  TcpEndpoint(const std::string& host, std::chrono::nanoseconds patience)
-      : host_(host), patience_(patience) {
-    if (getrandom(secret_.data(), secret_.size(), 0) != ssize_t(secret_.size()))
-      throw UnavailableError(fmt::format("tcp: no random numbers: {}", problem(errno)));
-    const Addresses all = resolved(host, "0", AI_PASSIVE);
-    int error = 0;
-    for (const addrinfo* a = all.get(); a && !listener_; a = a->ai_next) {
-      File file(socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-      if (file && bind(file.get(), a->ai_addr, a->ai_addrlen) == 0 &&
-          listen(file.get(), SOMAXCONN) == 0)
-        listener_ = std::move(file);
-      else
-        error = errno;
-    }
-    if (!listener_ && (error == EMFILE || error == ENFILE)) no_more_files(error);
-    if (!listener_)
-      throw UnavailableError(
-          fmt::format("tcp: cannot listen on {}: {}; TUTTI_INTERFACES names the interface to use",
-                      host, problem(error)));
-  }
-
-  std::string address() const override {
-    sockaddr_storage name{};
-    socklen_t size = sizeof(name);
-    std::array<char, NI_MAXHOST> host;
-    std::array<char, NI_MAXSERV> port;
-    if (getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
-        getnameinfo(reinterpret_cast<sockaddr*>(&name), size, host.data(), host.size(), port.data(),
-                    port.size(), NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-      throw UnavailableError(fmt::format("tcp: {} has no address", host_));
-    std::string text = fmt::format("{} {} ", host.data(), port.data());
-    for (const unsigned char byte : secret_) text += fmt::format("{:02x}", byte);
-    return text;
-  }
-
-  // Whoever has the higher rank calls.
-  std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
-                                     const std::function<void()>& check) override {
-    constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
-    const auto until = Clock::now() + std::min(patience_, kForEver);
-    std::vector<File> files(addresses.size());
-    for (int r = 0; r < rank; ++r)
-      files[size_t(r)] = call(Place(addresses[size_t(r)]),
-                              {.to = uint32_t(r), .from = uint32_t(rank)}, until, check);
-    answer(files, uint32_t(rank), until, check);
-    listener_ = File();
-    for (const File& file : files)
-      if (file) make_fast(file.get());
-    return std::make_unique<TcpTransport>(std::move(files), rank);
-  }
-
- private:
-  struct Stranger {
-    File file;
-    Hello hello;
-    size_t got = 0;
-  };
-
-  static File call(const Place& place, Hello hello, Clock::time_point until,
-                   const std::function<void()>& check) {
-    hello.secret = place.secret;
-    const auto fail = [&](int error) {
-      throw UnavailableError(fmt::format(
-          "tcp: rank {} cannot be reached from rank {} at {}:{}: {}; are their interfaces in one "
-          "network, and no firewall between them? TUTTI_INTERFACES names those to use",
-          hello.to, hello.from, place.host, place.port, problem(error)));
-    };
-    const Addresses all = resolved(place.host, place.port, AI_NUMERICHOST | AI_NUMERICSERV);
-    File file(socket(all->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!file) no_more_files(errno);
-    if (::connect(file.get(), all->ai_addr, all->ai_addrlen) != 0 && errno != EINPROGRESS)
-      fail(errno);
-    pollfd connecting{file.get(), POLLOUT, 0};
-    while (poll(&connecting, 1, int(kLook.count())) <= 0) {
-      check();
-      if (Clock::now() > until) fail(ETIMEDOUT);
-    }
-    int error = 0;
-    socklen_t size = sizeof(error);
-    getsockopt(file.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error) fail(error);
-    if (::send(file.get(), &hello, sizeof(hello), MSG_NOSIGNAL) != ssize_t(sizeof(hello)))
-      fail(errno);
-    return file;
-  }
-
-  // Until all that have a higher rank have called. Who is none of them is sent away.
-  void answer(std::vector<File>& files, uint32_t rank, Clock::time_point until,
-              const std::function<void()>& check) {
-    std::list<Stranger> strangers;
-    const auto missing = [&] {
-      for (size_t r = rank + 1; r < files.size(); ++r)
-        if (!files[r]) return int(r);
-      return -1;
-    };
-    while (missing() >= 0) {
-      std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-      for (const Stranger& stranger : strangers) polled.push_back({stranger.file.get(), POLLIN, 0});
-      poll(polled.data(), polled.size(), int(kLook.count()));
-      check();
-      if (Clock::now() > until)
-        throw UnavailableError(fmt::format(
-            "tcp: rank {} has not called rank {} in {} s; are their interfaces in one network, and "
-            "no firewall between them? TUTTI_INTERFACES names those to use",
-            missing(), rank, std::chrono::duration<double>(patience_).count()));
-      while (true) {
-        File file(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-        if (!file && (errno == EMFILE || errno == ENFILE)) no_more_files(errno);
-        if (!file) break;
-        strangers.push_back({std::move(file), {}, 0});
-        if (is_done(strangers.back(), files, rank)) strangers.pop_back();
-        if (strangers.size() > kMostStrangers + files.size()) strangers.pop_front();
-      }
-      for (auto it = strangers.begin(); it != strangers.end();)
-        it = is_done(*it, files, rank) ? strangers.erase(it) : std::next(it);
-    }
-  }
-  [[noreturn]] static void no_more_files(int error) {
-    throw ResourceExhaustedError(
-        fmt::format("tcp: no connection to another rank: {}; a rank has one to every other: raise "
-                    "ulimit -n",
-                    problem(error)));
-  }
-  bool is_done(Stranger& stranger, std::vector<File>& files, uint32_t rank) const {
-    Hello& hello = stranger.hello;
-    const ssize_t got = recv(stranger.file.get(), reinterpret_cast<char*>(&hello) + stranger.got,
-                             sizeof(hello) - stranger.got, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-    if (got <= 0) return true;
-    stranger.got += size_t(got);
-    if (stranger.got < sizeof(hello)) return false;
-    if (hello.mark == Hello{}.mark && hello.secret == secret_ && hello.to == rank &&
-        hello.from > rank && hello.from < files.size() && !files[hello.from])
-      files[hello.from] = std::move(stranger.file);
-    return true;
-  }
-
-  const std::string host_;
-  const std::chrono::nanoseconds patience_;
-  Secret secret_;
-  File listener_;
-};
-
-std::unique_ptr<Endpoint> open(const std::string& host, std::chrono::nanoseconds patience) {
-  return std::make_unique<TcpEndpoint>(host, patience);
-}
-
-constexpr TcpModule kInterface{open};
-constexpr base::Module kModule{TUTTI_VERSION, &kInterface};
-
 }  // namespace
 
-}  // namespace tutti::group
-
-extern "C" __attribute__((visibility("default"))) const tutti::base::Module* tutti_module() {
-  return &tutti::group::kModule;
+std::unique_ptr<Transport> make_transport(std::vector<File> files, int rank) {
+  return std::make_unique<TcpTransport>(std::move(files), rank);
 }
+
+}  // namespace tutti::group::tcp

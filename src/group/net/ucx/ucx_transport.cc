@@ -9,18 +9,19 @@
 #include "base/module.h"
 #include "group/net/transport.h"
 #include "group/net/transport_parts.h"
+#include "group/net/ucx/devices.h"
 
 namespace tutti::group {
 
-// UCX calls back; nothing may be thrown there.
-class Transport::Message {
- public:
+namespace {
+
+struct UcxMessage : Transport::Message {
   void* request;  // null: it failed before it began
   int peer;
   bool sending;
 };
 
-namespace {
+UcxMessage* own(Transport::Message* message) { return static_cast<UcxMessage*>(message); }
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -92,6 +93,7 @@ class UcxTransport : public Transport {
                           UCP_EP_PARAM_FIELD_ERR_HANDLER;
       params.address = reinterpret_cast<const ucp_address_t*>(addresses[r].data());
       params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+      // UCX calls it: nothing may be thrown there.
       params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
         static_cast<Peer*>(arg)->loss.store(ucs_status_string(status));
       };
@@ -134,27 +136,28 @@ class UcxTransport : public Transport {
   State test(Message* message) override {
     if (!message) return State::over;
     std::lock_guard lock(mutex_);
-    return test_locked(message);
+    return test_locked(own(message));
   }
   State advance(Message* message, int times) override {
     if (!message) return State::over;
     std::lock_guard lock(mutex_);
-    State state = test_locked(message);
+    State state = test_locked(own(message));
     for (int i = 0; i < times && state == State::under_way; ++i) {
       progress_locked();
-      state = test_locked(message);
+      state = test_locked(own(message));
     }
     return state;
   }
 
   bool is_under_way(const Message* message) override {
     std::lock_guard lock(mutex_);
-    return message && is_under_way_locked(*message);
+    return message && is_under_way_locked(message);
   }
 
-  bool cancel(Message* message) override {
-    if (!message) return true;
+  bool cancel(Message* given) override {
+    if (!given) return true;
     std::lock_guard lock(mutex_);
+    UcxMessage* const message = own(given);
     bool done = true;
     if (message->request) {
       if (!message->sending) ucp_request_cancel(ucx_->worker(), message->request);
@@ -162,7 +165,7 @@ class UcxTransport : public Transport {
       const auto now = Clock::now();
       if (now > patience_until_ + kPatience) patience_until_ = now + kPatience;
       if (!progress_until_done(message, patience_until_)) {
-        // Its memory is wanted back, and nobody takes it: there is no other way.
+        // Its memory is wanted back, and the peer does not take it: there is no other way.
         Peer& peer = peers_[size_t(message->peer)];
         peer.loss.store("it does not take what is sent to it");
         close(peer, UCP_EP_CLOSE_MODE_FORCE);
@@ -180,7 +183,7 @@ class UcxTransport : public Transport {
 
   void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
     std::unique_lock lock(mutex_);
-    if (message && !is_under_way_locked(*message)) return;
+    if (message && !is_under_way_locked(message)) return;
     if (ucp_worker_arm(ucx_->worker()) != UCS_OK) return;  // something is there already
     sleepers_.sleep(lock, ucx_->events(), at_most);
   }
@@ -212,19 +215,20 @@ class UcxTransport : public Transport {
   Message* message(void* request, int peer, bool sending) {
     if (request == nullptr) return nullptr;
     if (UCS_PTR_IS_ERR(request)) request = nullptr;
-    return messages_.make({request, peer, sending});
+    return messages_.make({{}, request, peer, sending});
   }
-  void drop(Message* message) {
+  void drop(UcxMessage* message) {
     if (message->request) ucp_request_free(message->request);
     messages_.drop(message);
   }
-  static bool is_under_way_locked(const Message& message) {
-    return message.request && ucp_request_check_status(message.request) == UCS_INPROGRESS;
+  static bool is_under_way_locked(const Message* message) {
+    const void* const request = static_cast<const UcxMessage*>(message)->request;
+    return request && ucp_request_check_status(const_cast<void*>(request)) == UCS_INPROGRESS;
   }
-  State test_locked(Message* message) {
+  State test_locked(UcxMessage* message) {
     const ucs_status_t status =
         message->request ? ucp_request_check_status(message->request) : UCS_ERR_CONNECTION_RESET;
-    // A receive from a rank that is lost stays posted for ever.
+    // A receive from a lost rank stays posted until it is cancelled.
     if (status == UCS_INPROGRESS) return State::under_way;
     drop(message);
     return status == UCS_OK                      ? State::over
@@ -234,7 +238,7 @@ class UcxTransport : public Transport {
   void progress_locked() {
     if (ucp_worker_progress(ucx_->worker())) sleepers_.wake();
   }
-  bool progress_until_done(Message* message, Clock::time_point until) {
+  bool progress_until_done(UcxMessage* message, Clock::time_point until) {
     while (ucp_request_check_status(message->request) == UCS_INPROGRESS) {
       if (Clock::now() > until) return false;
       progress_locked();
@@ -259,7 +263,7 @@ class UcxTransport : public Transport {
   const int rank_;
   std::vector<Peer> peers_;
   std::mutex mutex_;  // UCX serves one thread at a time
-  Pool<Message> messages_;
+  Pool<UcxMessage> messages_;
   Sleepers sleepers_;
   Clock::time_point patience_until_{};
 };
@@ -284,11 +288,17 @@ class UcxEndpoint : public Endpoint {
   std::shared_ptr<Ucx> ucx_;
 };
 
-std::unique_ptr<Endpoint> open(const std::string& devices) {
-  return std::make_unique<UcxEndpoint>(devices);
+std::unique_ptr<Endpoint> open(const TransportOptions& options) {
+  return std::make_unique<UcxEndpoint>(ucx::devices(options));
 }
 
-constexpr UcxModule kInterface{open, ucp_get_version_string};
+std::string interface_in_use(const TransportOptions& options) {
+  const char* const set = std::getenv("UCX_NET_DEVICES");
+  if (options.interfaces.empty() && set && *set) return fmt::format("{} (UCX_NET_DEVICES)", set);
+  return describe_interface(options, "what UCX chooses");
+}
+
+constexpr TransportModule kInterface{open, interface_in_use, nullptr};
 constexpr base::Module kModule{TUTTI_VERSION, &kInterface};
 
 }  // namespace

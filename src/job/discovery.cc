@@ -1,0 +1,112 @@
+#include "job/discovery.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/settings.h"
+#include "job/interfaces.h"
+
+namespace tutti::group {
+
+namespace {
+
+// The coordination carries text; addresses of transports are any bytes.
+std::string to_hex(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) text += fmt::format("{:02x}", uint8_t(c));
+  return text;
+}
+std::string from_hex(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes += char(std::stoi(text.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+}  // namespace
+
+Placement place_ranks(const std::vector<Hello>& hellos, int rank) {
+  Placement placement;
+  const Hello& mine = hellos[size_t(rank)];
+  std::set<int> cores;
+  size_t on_this_machine = 0;
+  for (size_t r = 0; r < hellos.size(); ++r) {
+    const ShmHello& memory = hellos[r].memory;
+    placement.hosts.push_back(memory.host);
+    placement.machines.push_back(hellos[r].local);
+    if (memory.machine == mine.memory.machine) {
+      ++on_this_machine;
+      cores.insert(memory.cores.begin(), memory.cores.end());
+    }
+    const bool here = memory.host == mine.memory.host;
+    if (here || mine.backend == "shm") placement.neighbours.push_back(int(r));
+    if (!here) placement.remote.push_back(int(r));
+  }
+  placement.crowded = on_this_machine > cores.size();
+  return placement;
+}
+
+TransportOptions transport_options(const Bootstrap& boot) {
+  const std::string& interfaces = base::settings().interfaces;
+  const OwnInterface own = own_interface(boot.address());
+  TransportOptions options{.rank = boot.membership.rank,
+                           .address = boot.address(),
+                           .interfaces = interfaces,
+                           .interface = own.name,
+                           .devices = own.name.empty() ? "" : devices_of(own.name),
+                           .host = interfaces.empty() ? own.address : outside_address(interfaces),
+                           .timeout = join_timeout()};
+  if (interfaces.empty() && options.host.empty()) {
+    // The others may know an address that this host does not, as behind a translation.
+    options.host = outside_address("");
+    if (options.host.empty()) options.host = "127.0.0.1";
+  }
+  return options;
+}
+
+const RegisteredTransport* preferred_transport(Bootstrap& boot, const TransportOptions& options) {
+  const std::string& backend = base::settings().backend;
+  if (backend == "shm" || find_transport(backend)) return nullptr;
+  for (const RegisteredTransport& transport : transports()) try {
+      if (!transport.kind.is_preferred || !transport.kind.is_preferred(options)) continue;
+      load_transport(transport, boot);
+      return &transport;
+    } catch (const Error&) {  // then it is another
+    }
+  return nullptr;
+}
+
+const RegisteredTransport& choose_transport(const std::vector<Hello>& hellos) {
+  const std::string &backend = hellos[0].backend, &preferred = hellos[0].preferred;
+  bool all_prefer_it = true;
+  for (size_t r = 0; r < hellos.size(); ++r) {
+    if (const std::string& other = hellos[r].backend; other != backend)
+      throw InvalidArgumentError(
+          fmt::format("TUTTI_BACKEND is \"{}\" on rank 0 and \"{}\" on rank {}: set it to the same "
+                      "on all workers",
+                      backend, other, r));
+    all_prefer_it = all_prefer_it && hellos[r].preferred == preferred;
+  }
+  if (const RegisteredTransport* const named = find_transport(backend)) return *named;
+  const RegisteredTransport* const chosen = all_prefer_it ? find_transport(preferred) : nullptr;
+  return chosen ? *chosen : transports()[0];
+}
+
+std::unique_ptr<Transport> connect(const RegisteredTransport& transport, Bootstrap& boot,
+                                   const TransportOptions& options, Link& link) {
+  const TransportModule& module = load_transport(transport, boot);
+  const TransportKind& kind = transport.kind;
+  expect_descriptors(kind.descriptors + kind.descriptors_per_peer * (boot.size() - 1), boot);
+  const std::unique_ptr<Endpoint> endpoint = module.open(options);
+  std::vector<std::string> addresses;
+  for (const std::string& text :
+       link.exchange(std::string(transport.name), to_hex(endpoint->address())))
+    addresses.push_back(from_hex(text));
+  return endpoint->connect(addresses, boot.membership.rank, [&] {
+    if (const auto failure = link.get()->failure()) throw_error(failure->code, failure->text);
+  });
+}
+
+}  // namespace tutti::group

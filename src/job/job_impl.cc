@@ -1,0 +1,225 @@
+#include "job/job_impl.h"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <numeric>
+#include <set>
+
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/settings.h"
+#include "cluster/checks.h"
+#include "gpu/nccl.h"
+#include "group/shm/shm.h"
+#include "job/clocks.h"
+#include "job/shutdown.h"
+
+namespace tutti::group {
+
+using cluster::Coordination;
+using cluster::Failure;
+using cluster::Membership;
+
+namespace {
+
+constexpr std::chrono::milliseconds kProgress{50};
+// Descriptors that a process needs whatever the number of ranks: to join (gRPC's, the shared
+// memory), and then to reach the others.
+constexpr int kToJoin = 10, kToConnect = 6;
+
+}  // namespace
+
+Job::Job(const Membership& membership) : given_(membership) {
+  const TimelineHello timeline = open_timeline(rank());  // if it fails, nothing is joined yet
+  boot_ = find_service(membership);
+  network_options_ = transport_options(boot_);
+  const RegisteredTransport* const preferred = preferred_transport(boot_, network_options_);
+  const RegisteredTransport* const named = find_transport(base::settings().backend);
+  const RegisteredTransport* const expected = named ? named : preferred;
+  // For each peer a pidfd or a connection, if the transport needs one.
+  const int per_peer = expected ? expected->kind.descriptors_per_peer : 1;
+  expect_descriptors(
+      kToJoin + kToConnect + per_peer * (size() - 1) + (boot_.membership.serves ? size() + 1 : 0),
+      boot_);
+  link_.emplace(rank(), boot_.membership.addresses, join_service(boot_));
+
+  Hello hello = own_hello(rank());
+  hello.preferred = preferred ? preferred->name : "";
+  hello.timeline = timeline;
+  for (const std::string& text : link_->exchange("processes", to_json(hello)))
+    hellos_.push_back(from_json(text));
+  try {
+    join_peers();
+  } catch (const Error& error) {
+    progress_ = {};
+    link_->refuse(error);
+    leave_service(boot_, *link_, false);
+    throw;
+  }
+  boot_.announcement.reset();  // all have come
+}
+
+void Job::join_peers() {
+  expect_nccl_if_required();
+  expect_agreement();
+  const Placement placement = place_ranks(hellos_, rank());
+  share_memory(placement);
+  if (placement.neighbours.size() < hellos_.size()) connect_hosts(placement);
+  align_timelines(hellos_, rank(), *link_, [this] { return new_group("the clocks of timelines"); });
+}
+
+// TUTTI_STRAGGLERS makes for an operation more, so it must be the same on all ranks.
+void Job::expect_agreement() const {
+  if (const int mine = hellos_[size_t(rank())].stragglers; mine != stragglers())
+    base::log_once(base::LogLevel::warning,
+                   fmt::format("TUTTI_STRAGGLERS is {} here and {} on rank 0, which counts", mine,
+                               stragglers()));
+}
+
+void Job::share_memory(const Placement& placement) {
+  Neighbours neighbours{.rank = 0,
+                        .ranks = placement.neighbours,
+                        .addresses = {},
+                        .hellos = {},
+                        .alarm = &link_->alarm(),
+                        .failure = [this] { return failure(); }};
+  for (const int r : placement.neighbours) {
+    if (r == rank()) neighbours.rank = int(neighbours.hellos.size());
+    neighbours.addresses.push_back(boot_.membership.addresses[size_t(r)]);
+    neighbours.hellos.push_back(hellos_[size_t(r)].memory);
+  }
+  expect_descriptors(kToConnect + int(neighbours.hellos.size()) - 1, boot_);
+  if (neighbours.hellos.size() > 1) neighbourhood_ = shm_neighbourhood(neighbours);
+}
+
+void Job::connect_hosts(const Placement& placement) {
+  transport_ = &choose_transport(hellos_);
+  auto network = std::make_shared<Network>(connect(*transport_, boot_, network_options_, *link_),
+                                           rank(), size(), placement.remote);
+  base::close_in_children(network->transport().sockets());
+  surroundings_ = std::make_shared<const Surroundings>(
+      Surroundings{.rank = rank(),
+                   .addresses = boot_.membership.addresses,
+                   .hosts = placement.hosts,
+                   .machines = placement.machines,
+                   .network = std::move(network),
+                   .neighbourhood = neighbourhood_,
+                   .crowded = placement.crowded,
+                   .alarm = &link_->alarm(),
+                   .failure = [this] { return failure(); },
+                   .isolation = [this] { return isolation(); }});
+  progress_ = std::jthread([this](std::stop_token stop) { make_progress(stop); });
+}
+
+// No other thread makes progress while the program computes, and what it has sent may still be on
+// this side.
+void Job::make_progress(std::stop_token stop) {
+  Network& network = *surroundings_->network;
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  while (!pause_.wait_for(lock, stop, kProgress, [&] { return stop.stop_requested(); })) {
+    if (stop.stop_requested()) return;
+    network.transport().progress();
+    network.listen();
+    if (link_->get()->silence().count()) network.probe();
+  }
+}
+
+// What all ranks say of a new group.
+std::vector<std::string> Job::introduce(int group, const std::string& mine,
+                                        const std::string& purpose) {
+  const std::vector<std::string> all =
+      link_->exchange(fmt::format("group {}", group), mine + "\n" + purpose);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (const std::string theirs = all[r].substr(all[r].find('\n') + 1); theirs != purpose)
+      throw InvalidArgumentError(fmt::format(
+          "group {} of this job is for {} on rank {}, and for {} on rank {}: all workers make "
+          "their strategies and groups in the same order",
+          group + 1, purpose, rank(), theirs, r));
+  return all;
+}
+
+std::unique_ptr<Backend> Job::new_group(const std::string& purpose) {
+  const int number = groups_++;
+  std::vector<int> ranks(boot_.membership.addresses.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (surroundings_) {
+    const NetworkBackend::Plan plan(surroundings_, ranks);
+    const Introduction& mine = plan.introduction();
+    std::vector<Introduction> all;
+    for (const std::string& text :
+         introduce(number, fmt::format("{} {}", mine.block, mine.id), purpose))
+      all.push_back({std::stoull(text), std::stoull(text.substr(text.find(' ') + 1))});
+    return plan.finish(all);
+  }
+  Block* const mine = neighbourhood_.blocks->make(*neighbourhood_.reach, size());
+  const uint64_t place = neighbourhood_.reach->place(mine, Block::bytes(size()));
+  const std::vector<std::string> places = introduce(number, std::to_string(place), purpose);
+  std::vector<Block*> blocks;
+  for (const int r : ranks)
+    blocks.push_back(
+        static_cast<Block*>(neighbourhood_.reach->find(r, std::stoull(places[size_t(r)]))));
+  return std::make_unique<WindowBackend>("shm", neighbourhood_, ranks, rank(), blocks);
+}
+
+std::optional<Failure> Job::failure() const {
+  const std::shared_ptr<Coordination> link = link_->get();
+  if (!link) return {};
+  std::optional<Failure> failure = link->failure();
+  if (failure && link->silence() == std::chrono::nanoseconds::max())
+    if (const std::string why = isolation(); !why.empty())
+      failure = {rank(), ErrorCode::unavailable,
+                 fmt::format("rank {} ({}) {}", rank(), boot_.address(), why)};
+  return failure;
+}
+
+// A rank that hears neither another host nor the service, if that is elsewhere, suspects itself
+// before it accuses. With one other host alone it cannot tell which of the two is cut off.
+std::string Job::isolation() const {
+  const std::shared_ptr<Coordination> link = link_->get();
+  const std::string& service = boot_.membership.service;
+  if (!link || !surroundings_ || cluster::is_loopback(service) ||
+      surroundings_->network->hears_other_hosts())
+    return {};
+  if (link->silence().count())
+    return "hears neither the coordination service nor any other host: the network of its own "
+           "host is cut off";
+  const auto host_of = [](const std::string& address) {
+    return address.substr(0, address.rfind(':'));
+  };
+  const std::vector<std::string>& hosts = surroundings_->hosts;
+  if (host_of(boot_.address()) != host_of(service) ||
+      std::set(hosts.begin(), hosts.end()).size() < 3)
+    return {};
+  return "hears no other host: the network of its own host is cut off";
+}
+
+JobLayout Job::layout() const {
+  JobLayout layout{
+      .rank = rank(), .source = boot_.membership.source, .service = boot_.membership.service};
+  for (size_t r = 0; r < hellos_.size(); ++r)
+    layout.ranks.push_back({.address = boot_.membership.addresses[r],
+                            .machine = hellos_[r].hostname,
+                            .host = hellos_[r].memory.host,
+                            .named = hellos_[r].host_is_named});
+  if (transport_) {
+    const TransportKind& kind = transport_->kind;
+    const TransportModule& module = load(kind, *module_for(kind, boot_.membership.source));
+    layout.network = transport_->name;
+    layout.interface = module.interface_in_use(network_options_);
+  }
+  return layout;
+}
+
+void Job::leave() {
+  bool complete = !link_->alarm().load();
+  if (surroundings_) {
+    progress_ = {};
+    complete = leave_network(*surroundings_->network, *link_);
+  }
+  leave_service(boot_, *link_, complete);
+  if (boot_.rendezvous && !link_->alarm().load()) boot_.rendezvous->finalize();
+}
+
+}  // namespace tutti::group

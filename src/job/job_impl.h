@@ -1,0 +1,69 @@
+// A job, as this process takes part in it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "group/net/network_backend.h"
+#include "job/bootstrap.h"
+#include "job/discovery.h"
+#include "job/hello.h"
+#include "job/job.h"
+#include "job/link.h"
+
+namespace tutti::group {
+
+// The constructor joins. `failure` and `link` are safe to use from any thread; the rest, from one
+// at a time.
+class Job {
+ public:
+  explicit Job(const cluster::Membership& membership);
+
+  bool is(const cluster::Membership& other) const {
+    return given_.addresses == other.addresses && given_.rank == other.rank;
+  }
+  std::string name() const {
+    return fmt::format("rank {} of {} ({})", rank(), size(), boot_.membership.addresses[0]);
+  }
+  int stragglers() const { return hellos_[0].stragglers; }
+
+  std::unique_ptr<Backend> new_group(const std::string& purpose);
+  std::optional<cluster::Failure> failure() const;
+  JobLayout layout() const;
+  Link& link() { return *link_; }
+  // Says goodbye, and stays for the others if they need the service.
+  void leave();
+
+ private:
+  int rank() const { return given_.rank; }
+  int size() const { return boot_.size(); }
+
+  void join_peers();
+  void expect_agreement() const;
+  void share_memory(const Placement& placement);
+  void connect_hosts(const Placement& placement);
+  void make_progress(std::stop_token stop);
+  std::string isolation() const;
+  std::vector<std::string> introduce(int group, const std::string& mine,
+                                     const std::string& purpose);
+
+  const cluster::Membership given_;
+  Bootstrap boot_;
+  TransportOptions network_options_;
+  std::optional<Link> link_;
+  std::vector<Hello> hellos_;                       // by rank
+  Neighbourhood neighbourhood_;                     // of the ranks on this host
+  const RegisteredTransport* transport_ = nullptr;  // this and what follows: between hosts
+  std::shared_ptr<const Surroundings> surroundings_;
+  int groups_ = 0;
+  std::condition_variable_any pause_;
+  std::jthread progress_;
+};
+
+}  // namespace tutti::group

@@ -1,0 +1,55 @@
+// This process's connection to the coordination service of its job, and what it tells the service
+// of failures.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cluster/coordination.h"
+
+namespace tutti::group {
+
+// TUTTI_JOIN_TIMEOUT; nanoseconds::max() if it is 0.
+std::chrono::nanoseconds join_timeout();
+
+// Safe to use from any thread, until the process ends.
+class Link {
+ public:
+  Link(int rank, std::vector<std::string> addresses,
+       std::shared_ptr<cluster::Coordination> coordination);
+
+  // Null once this process has left the service.
+  std::shared_ptr<cluster::Coordination> get() const;
+  void leave();
+
+  // As Coordination's, before this process has left.
+  std::vector<std::string> exchange(const std::string& name, const std::string& value,
+                                    std::chrono::nanoseconds timeout = join_timeout()) {
+    return get()->exchange(name, value, timeout);
+  }
+
+  // Set when the job fails.
+  const std::atomic<bool>& alarm() const { return alarm_; }
+
+  // As report_failure and abort_job of job.h.
+  void report(cluster::Failure failure);
+  void abort(const std::string& reason);
+  // Tells the peers why this rank does not take part.
+  void refuse(const Error& error);
+
+ private:
+  int culprit(std::string_view text) const;
+
+  const int rank_;
+  const std::vector<std::string> addresses_;
+  std::atomic<bool> alarm_{false};
+  mutable std::mutex mutex_;
+  std::shared_ptr<cluster::Coordination> coordination_;
+  std::mutex reporting_;
+  std::string reported_;  // the last
+};
+
+}  // namespace tutti::group

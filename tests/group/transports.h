@@ -1,0 +1,92 @@
+// The ranks of a job in one process, connected by a transport of the table or by the tests' own.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/module.h"
+#include "group/net/registry.h"
+
+namespace tutti::group {
+
+inline void PrintTo(Transport::State state, std::ostream* out) {
+  constexpr const char* kNames[] = {"under_way", "over", "failed", "too_long"};
+  *out << kNames[int(state)];
+}
+
+}  // namespace tutti::group
+
+namespace tutti::testing {
+
+using group::Transport;
+using State = Transport::State;
+using Ranks = std::vector<std::unique_ptr<Transport>>;
+
+constexpr std::chrono::seconds kGiveUp{60};
+
+// From the build tree. std::runtime_error if it was not built.
+inline const group::TransportModule& module_of(const std::string& transport) {
+  const group::TransportKind& kind = group::find_transport(transport)->kind;
+  if (kind.before_load) kind.before_load();
+  const std::string file =
+      std::string(TUTTI_TEST_MODULES) + "/libtutti_" + kind.modules[0].name + ".so";
+  void* const library = dlopen(file.c_str(), RTLD_NOW);
+  if (!library) throw std::runtime_error(dlerror());
+  const auto entry = reinterpret_cast<const base::Module* (*)()>(dlsym(library, "tutti_module"));
+  return *static_cast<const group::TransportModule*>(entry()->interface);
+}
+
+inline Ranks connected(const std::string& transport, int n, const std::string& host = "127.0.0.1") {
+  std::vector<std::unique_ptr<group::Endpoint>> endpoints;
+  std::vector<std::string> addresses;
+  for (int r = 0; r < n; ++r) {
+    endpoints.push_back(module_of(transport).open({.rank = r, .host = host, .timeout = kGiveUp}));
+    addresses.push_back(endpoints.back()->address());
+  }
+  std::vector<std::future<std::unique_ptr<Transport>>> all;
+  for (int r = 0; r < n; ++r)
+    all.push_back(std::async(
+        std::launch::async, [&, r] { return endpoints[size_t(r)]->connect(addresses, r, [] {}); }));
+  Ranks ranks;
+  for (auto& one : all) ranks.push_back(one.get());
+  return ranks;
+}
+
+inline std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
+  std::vector<std::byte> data(bytes);
+  for (size_t i = 0; i < bytes; ++i) data[i] = std::byte((i * 2654435761u + seed * 97u) >> 7);
+  return data;
+}
+
+inline void progress(const Ranks& all) {
+  for (const auto& one : all)
+    if (one) one->progress();
+}
+
+// Until the condition holds, while all ranks make progress.
+template <class Condition>
+bool eventually(const Ranks& all, Condition condition) {
+  const auto until = std::chrono::steady_clock::now() + kGiveUp;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    progress(all);
+  }
+  return true;
+}
+
+inline State finish(Transport::Message* message, Transport& whose, const Ranks& all) {
+  State state = State::under_way;
+  eventually(all, [&] { return (state = whose.advance(message, 1)) != State::under_way; });
+  return state;
+}
+
+}  // namespace tutti::testing
