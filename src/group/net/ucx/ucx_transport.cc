@@ -16,7 +16,8 @@ namespace tutti::group {
 namespace {
 
 struct UcxMessage : Transport::Message {
-  void* request;  // null: it failed before it began
+  void* request;  // null: it failed at once, with `status`
+  ucs_status_t status;
   int peer;
   bool sending;
 };
@@ -108,7 +109,6 @@ class UcxTransport : public Transport {
   }
 
   ~UcxTransport() override {
-    flush(milliseconds(0));
     for (Peer& peer : peers_) close(peer, UCP_EP_CLOSE_MODE_FORCE);
   }
 
@@ -214,8 +214,9 @@ class UcxTransport : public Transport {
 
   Message* message(void* request, int peer, bool sending) {
     if (request == nullptr) return nullptr;
+    const ucs_status_t status = UCS_PTR_STATUS(request);
     if (UCS_PTR_IS_ERR(request)) request = nullptr;
-    return messages_.make({{}, request, peer, sending});
+    return messages_.make({{}, request, status, peer, sending});
   }
   void drop(UcxMessage* message) {
     if (message->request) ucp_request_free(message->request);
@@ -227,7 +228,7 @@ class UcxTransport : public Transport {
   }
   State test_locked(UcxMessage* message) {
     const ucs_status_t status =
-        message->request ? ucp_request_check_status(message->request) : UCS_ERR_CONNECTION_RESET;
+        message->request ? ucp_request_check_status(message->request) : message->status;
     // A receive from a lost rank stays posted until it is cancelled.
     if (status == UCS_INPROGRESS) return State::under_way;
     drop(message);

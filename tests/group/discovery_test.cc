@@ -1,0 +1,89 @@
+// Where ranks are, and what moves data between them.
+#include "job/discovery.h"
+
+#include <cstdlib>
+
+#include "base/settings.h"
+#include "support/expect.h"
+
+namespace tutti::group {
+namespace {
+
+using ::testing::ElementsAre;
+
+Hello on(const std::string& host, std::vector<int> cores) {
+  return {.memory = {.host = host, .machine = "boot of " + host, .cores = std::move(cores)},
+          .local = host};
+}
+
+TEST(Hello, IsTheSameAfterItsJourney) {
+  Hello hello = on("a \"host\"", {0, 3});
+  hello.memory.inode = uint64_t(-1);
+  hello.memory.dumpable = true;
+  hello.preferred = "ucx";
+  hello.timeline = {.enabled = true, .epoch = -5, .run = "1f-2", .clock = "time:[1]"};
+  const Hello back = from_json(to_json(hello));
+  EXPECT_EQ(to_json(back), to_json(hello));
+  EXPECT_EQ(back.memory.host, "a \"host\"");
+  EXPECT_EQ(back.memory.inode, uint64_t(-1));
+  EXPECT_THAT(back.memory.cores, ElementsAre(0, 3));
+  EXPECT_EQ(back.timeline.epoch, -5);
+}
+
+TEST(Discovery, PlacesRanksByHost) {
+  const std::vector<Hello> hellos{on("a", {0, 1}), on("b", {0}), on("a", {1}), on("b", {0})};
+  const Placement first = place_ranks(hellos, 0);
+  EXPECT_THAT(first.hosts, ElementsAre("a", "b", "a", "b"));
+  EXPECT_THAT(first.neighbours, ElementsAre(0, 2));
+  EXPECT_THAT(first.remote, ElementsAre(1, 3));
+  EXPECT_FALSE(first.crowded);
+  EXPECT_TRUE(place_ranks(hellos, 1).crowded);
+}
+
+TEST(Discovery, TriesToShareMemoryWithAllIfTheBackendIsShm) {
+  std::vector<Hello> hellos{on("a", {0}), on("b", {0})};
+  hellos[0].backend = "shm";
+  EXPECT_THAT(place_ranks(hellos, 0).neighbours, ElementsAre(0, 1));
+}
+
+TEST(Discovery, ChoosesTheTransportThatAllRanksPrefer) {
+  const std::string other(transports().back().name), first(transports()[0].name);
+  std::vector<Hello> hellos(3);
+  EXPECT_EQ(choose_transport(hellos).name, first);
+  for (Hello& hello : hellos) hello.preferred = other;
+  EXPECT_EQ(choose_transport(hellos).name, other);
+  hellos[1].preferred = "";
+  EXPECT_EQ(choose_transport(hellos).name, first);
+  hellos[1].preferred = other;
+  for (Hello& hello : hellos) hello.backend = first;
+  EXPECT_EQ(choose_transport(hellos).name, first);
+  hellos[2].backend = "nccl";
+  EXPECT_ERROR(InvalidArgumentError,
+               "TUTTI_BACKEND is \"" + first + "\" on rank 0 and \"nccl\" on rank 2",
+               choose_transport(hellos));
+}
+
+TEST(Discovery, UcxIsPreferredWithAnRdmaDevice) {
+  const RegisteredTransport* const ucx = find_transport("ucx");
+  ASSERT_NE(ucx, nullptr);
+  unsetenv("UCX_TLS");
+  unsetenv("UCX_NET_DEVICES");
+  EXPECT_FALSE(ucx->kind.is_preferred({.devices = "eth0"}));
+  EXPECT_TRUE(ucx->kind.is_preferred({.devices = "ib0,mlx5_0:1"}));
+  EXPECT_FALSE(ucx->kind.is_preferred({.interfaces = "eth0", .devices = "ib0,mlx5_0:1"}));
+  EXPECT_TRUE(ucx->kind.is_preferred({.interfaces = "mlx5_0:1"}));
+  setenv("UCX_TLS", "tcp", 1);
+  EXPECT_TRUE(ucx->kind.is_preferred({.devices = "eth0"}));
+  unsetenv("UCX_TLS");
+}
+
+TEST(TransportTable, HasTheNamesThatTheSettingsAccept) {
+  std::vector<std::string_view> names;
+  for (const RegisteredTransport& transport : transports()) names.push_back(transport.name);
+  EXPECT_THAT(names, ::testing::ElementsAreArray(base::transport_names()));
+  EXPECT_EQ(find_transport(""), nullptr);
+  EXPECT_EQ(find_transport("shm"), nullptr);
+}
+
+}  // namespace
+}  // namespace tutti::group
