@@ -24,7 +24,7 @@ std::string Rendezvous::name(int participant) const {
   return fmt::format("{} {}", noun_, first_ + participant);
 }
 
-void Rendezvous::meet(int participant, std::string_view what, Patience patience,
+void Rendezvous::meet(int participant, std::string_view what, Timeouts timeouts,
                       const std::function<void()>& action) {
   std::unique_lock lock(mutex_);
   if (broken_) throw_broken(what);
@@ -61,19 +61,19 @@ void Rendezvous::meet(int participant, std::string_view what, Patience patience,
       changed_.wait_for(lock, std::min(RunningTime::kLook, limit - waited.elapsed()), over);
     return over();
   };
-  const bool warn = patience.warn_after.count() > 0 &&
-                    (patience.timeout.count() == 0 || patience.warn_after < patience.timeout);
-  if (warn && !wait(patience.warn_after)) {
+  const bool warn = timeouts.warn_after.count() > 0 &&
+                    (timeouts.timeout.count() == 0 || timeouts.warn_after < timeouts.timeout);
+  if (warn && !wait(timeouts.warn_after)) {
     const std::string text = fmt::format("{}: {} has waited {} for {}", what, name(participant),
-                                         seconds_text(patience.warn_after), missing());
+                                         seconds_text(timeouts.warn_after), missing());
     lock.unlock();  // writing to the log blocks if its reader is slow
     log(LogLevel::warning, text);
     lock.lock();
   }
-  if (!wait(patience.timeout) && arrived_ < int(states_.size()))
+  if (!wait(timeouts.timeout) && arrived_ < int(states_.size()))
     break_with(
         ErrorCode::deadline_exceeded,
-        fmt::format("{}: waited {} for {}", what, seconds_text(patience.timeout), missing()));
+        fmt::format("{}: waited {} for {}", what, seconds_text(timeouts.timeout), missing()));
   // All have come and the action runs: this is no longer a wait for others.
   changed_.wait(lock, over);
   if (meeting_ == meeting) throw_broken(what);

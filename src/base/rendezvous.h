@@ -28,11 +28,11 @@ class Rendezvous {
   // leaves. If the action throws, the exception goes to the participant that ran it and an
   // AbortedError to the others. A timeout or warn_after of 0 is never; the timeout covers the
   // waiting for others, not the action.
-  struct Patience {
+  struct Timeouts {
     std::chrono::nanoseconds timeout;
     std::chrono::nanoseconds warn_after;
   };
-  void meet(int participant, std::string_view what, Patience patience,
+  void meet(int participant, std::string_view what, Timeouts timeouts,
             const std::function<void()>& action);
 
   // `participant` comes no more: FailedPreconditionError for the others if they wait for it.

@@ -42,7 +42,7 @@ std::byte* element(const Tensor& tensor, int64_t at) {
   return static_cast<std::byte*>(TensorAccess::data(tensor)) + size_t(at) * size_of(tensor.dtype());
 }
 
-group::Patience patience_of(const CommunicationOptions& options) {
+group::Timeouts timeouts_of(const CommunicationOptions& options) {
   const base::Settings& settings = base::settings();
   return {options.timeout.value_or(settings.timeout), settings.warn_after};
 }
@@ -117,7 +117,7 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
                                      .tensors = uint32_t(pairs.size()),
                                      .extents = {elements[0]}},
                                     ++all.launches,
-                                    patience_of(options)};
+                                    timeouts_of(options)};
     try {
       std::unique_ptr<group::NcclLink>& link = all.by_cards[cards];
       if (!link)

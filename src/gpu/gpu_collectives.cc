@@ -186,7 +186,7 @@ NcclLink* GpuCollectives::link_for(const GpuOperation& operation, std::span<cons
                {Collective::all_gather,
                 {&mine, 1, DType::int64},
                 {all.data(), int64_t(all.size()), DType::int64}},
-               operation.patience, list);
+               operation.timeouts, list);
   const std::vector<int> cards(all.begin(), all.end());
   if (const auto found = links_.find(cards); found != links_.end()) return found->second.get();
   return connect(operation, cards);
@@ -208,7 +208,7 @@ NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vect
                {Collective::all_gather,
                 {&mine, sizeof(GpuHello), DType::uint8},
                 {all.data(), int64_t(all.size() * sizeof(GpuHello)), DType::uint8}},
-               operation.patience);
+               operation.timeouts);
   if (const std::string why = why_not_nccl(all); !why.empty()) {
     if (required_)
       throw UnavailableError(
@@ -236,7 +236,7 @@ NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vect
                            .others = Description::kGpus};
   const Memory memory{told.data(), int64_t(told.size()), DType::uint8};
   backend_.run(naming, detail::in_place(Collective::broadcast, memory, ReduceOp::SUM, 0),
-               operation.patience);
+               operation.timeouts);
   id.assign(told.data() + 1, uint8_t(told[0]));
 
   auto others = std::make_unique<Ranks>(backend_);
@@ -322,7 +322,7 @@ void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call
     copy_down(operation, host.in.data, call.in.data, bytes_of(call.in));
     wait_for_card(operation.card);
   }
-  backend_.run(operation.what, host, operation.patience);
+  backend_.run(operation.what, host, operation.timeouts);
   if (!uses.out) return;
   copy_up(operation, call.out.data, host.out.data, bytes_of(call.out));
   wait_for_card(operation.card);  // the buffer is for the next
@@ -356,7 +356,7 @@ void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& 
                       piece.number});
   }
   wait_for_card(operation.card);
-  backend_.all_reduce(operation.what, {pieces, reduction.owners, reduction.op}, operation.patience);
+  backend_.all_reduce(operation.what, {pieces, reduction.owners, reduction.op}, operation.timeouts);
   for (size_t i = 0; i < pieces.size(); ++i)
     for (void* const output : reduction.pieces[i].outputs)
       copy_up(operation, output, outputs[i],
@@ -603,7 +603,7 @@ void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memo
     wait_for_card(operation.card);
     const Memory host_in{buffer, in.count, in.dtype};
     const Memory host_out{buffer + aligned(bytes_of(in)), out.count, out.dtype};
-    backend_.all_gather_uneven(operation.what, host_in, host_out, counts, operation.patience);
+    backend_.all_gather_uneven(operation.what, host_in, host_out, counts, operation.timeouts);
     copy_up(operation, out.data, host_out.data, total);
     return wait_for_card(operation.card);
   }

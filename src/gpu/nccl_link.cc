@@ -90,7 +90,7 @@ StillWanted still_wanted(const Enqueued& operation, NcclLink::Others* others) {
     if (now - looked->load() < timing::kPoll) return;
     looked->store(now);
     if (others) others->check(described(operation));
-    const auto timeout = operation.patience.timeout;
+    const auto timeout = operation.timeouts.timeout;
     if (timeout.count() && now - began >= timeout)
       throw DeadlineExceededError(
           fmt::format("{}: waited {} for NCCL to connect the ranks; all of them have called it",
@@ -113,7 +113,7 @@ struct NcclLink::State {
   struct UnderWay {
     Enqueued operation;
     std::vector<device::Event> begins, ends;  // one for each card
-    Deadline deadline = Deadline(operation.patience);  // from when it is the first under way
+    Deadline deadline = Deadline(operation.timeouts);  // from when it is the first under way
   };
   using Failure = std::pair<ErrorCode, std::string>;
 

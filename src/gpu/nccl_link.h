@@ -30,7 +30,7 @@ const Gpus& gpus();  // InternalError if there are none
 struct Enqueued {
   Description what;
   uint64_t number;
-  Patience patience;
+  Timeouts timeouts;
 };
 
 class NcclLink {

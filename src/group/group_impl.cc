@@ -20,7 +20,7 @@ namespace tutti::detail {
 
 using group::Collective;
 using group::Description;
-using group::Patience;
+using group::Timeouts;
 
 namespace {
 
@@ -56,7 +56,7 @@ int64_t bytes_of(std::span<const group::Piece> pieces) {
   return bytes;
 }
 
-Patience patience_of(const CommunicationOptions& options) {
+Timeouts timeouts_of(const CommunicationOptions& options) {
   const base::Settings& settings = base::settings();
   return {options.timeout.value_or(settings.timeout), settings.warn_after};
 }
@@ -276,7 +276,7 @@ void GroupImpl::compare_stragglers() {
   const GroupCall call{
       what.kind, {&mine, 1, what.dtype}, {all.data(), int64_t(all.size()), what.dtype}};
   recorded(collectives_, {what, bytes_of(call)},
-           [&] { backend_->run(what, call, patience_of({})); });
+           [&] { backend_->run(what, call, timeouts_of({})); });
   const auto time = stragglers_.restart(group::Stragglers::Clock::now());
   if (rank() != 0) return;
   const group::Straggler found = group::straggler(all, time);
@@ -305,16 +305,16 @@ group::GpuCollectives& GroupImpl::on_gpus() {
   return *on_gpus_;
 }
 
-void GroupImpl::perform(const Description& what, int card, const GroupCall& call, Patience patience,
+void GroupImpl::perform(const Description& what, int card, const GroupCall& call, Timeouts timeouts,
                         const group::Record& record) {
-  if (card < 0) return backend_->run(what, call, patience);
-  on_gpus().run({{what, record.number(), patience}, card}, call);
+  if (card < 0) return backend_->run(what, call, timeouts);
+  on_gpus().run({{what, record.number(), timeouts}, card}, call);
 }
 
 void GroupImpl::perform(const Description& what, const group::LeafReduction& reduction,
-                        Patience patience) {
-  if (reduction.card < 0) return backend_->all_reduce(what, reduction, patience);
-  on_gpus().all_reduce({{what, collectives_.number(), patience}, reduction.card}, reduction);
+                        Timeouts timeouts) {
+  if (reduction.card < 0) return backend_->all_reduce(what, reduction, timeouts);
+  on_gpus().all_reduce({{what, collectives_.number(), timeouts}, reduction.card}, reduction);
 }
 
 void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
@@ -323,20 +323,20 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
     options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
   const int card = card_of(call, rank());
-  const Patience patience = patience_of(options);
+  const Timeouts timeouts = timeouts_of(options);
   const Step step{what, bytes_of(call)};
   expect_own_process(group::name(call.kind));
   // The other side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
-    return recorded(sent_, step, [&] { perform(what, card, call, patience, sent_); });
+    return recorded(sent_, step, [&] { perform(what, card, call, timeouts, sent_); });
   }
   if (call.kind == Collective::recv) {
     std::lock_guard lock(receiving_);
-    return recorded(received_, step, [&] { perform(what, card, call, patience, received_); });
+    return recorded(received_, step, [&] { perform(what, card, call, timeouts, received_); });
   }
   what.place = place_of(card, options);
-  in_order(step, [&] { perform(what, card, call, patience, collectives_); });
+  in_order(step, [&] { perform(what, card, call, timeouts, collectives_); });
 }
 
 Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
@@ -350,10 +350,10 @@ Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options
     return memory.tensor ? *memory.tensor : Tensor();
   };
   return enqueue([this, what, card, call = GroupCall(call), in = handle(call.in),
-                  out = handle(call.out), patience = patience_of(options)]() mutable {
+                  out = handle(call.out), timeouts = timeouts_of(options)]() mutable {
     call.in.tensor = in ? &in : nullptr;
     call.out.tensor = out ? &out : nullptr;
-    collective({what, bytes_of(call)}, [&] { perform(what, card, call, patience, collectives_); });
+    collective({what, bytes_of(call)}, [&] { perform(what, card, call, timeouts, collectives_); });
   });
 }
 
@@ -420,7 +420,7 @@ void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   options.validate("all_reduce");
   const TensorList list(tensors, op, size(), options);
   in_order({list.what, bytes_of(list.pieces)}, [&] {
-    perform(list.what, {list.pieces, list.owners, op, list.card}, patience_of(options));
+    perform(list.what, {list.pieces, list.owners, op, list.card}, timeouts_of(options));
   });
 }
 
@@ -431,9 +431,9 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   options.validate("all_reduce");
   expect_own_process("all_reduce");
   const auto list = std::make_shared<const TensorList>(tensors, op, size(), options);
-  return enqueue([this, list, op, patience = patience_of(options)] {
+  return enqueue([this, list, op, timeouts = timeouts_of(options)] {
     collective({list->what, bytes_of(list->pieces)}, [&] {
-      perform(list->what, {list->pieces, list->owners, op, list->card}, patience);
+      perform(list->what, {list->pieces, list->owners, op, list->card}, timeouts);
     });
   });
 }
@@ -453,7 +453,7 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
     what.others = base::mixed(what.others + uint64_t(piece.dtype), uint64_t(piece.count));
   for (const int owner : reduction.owners) what.others = base::mixed(what.others, uint64_t(owner));
   in_order({what, bytes_of(reduction.pieces)},
-           [&] { perform(what, reduction, patience_of(options)); });
+           [&] { perform(what, reduction, timeouts_of(options)); });
 }
 
 void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
@@ -465,10 +465,10 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
   what.dtype = in.dtype;
   what.extents = {out.count};
   for (const int64_t count : counts) what.others = base::mixed(what.others + 1, uint64_t(count));
-  const Patience patience = patience_of(options);
+  const Timeouts timeouts = timeouts_of(options);
   in_order({what, bytes_of(out)}, [&] {
-    if (card < 0) return backend_->all_gather_uneven(what, in, out, counts, patience);
-    on_gpus().all_gather_uneven({{what, collectives_.number(), patience}, card}, in, out, counts);
+    if (card < 0) return backend_->all_gather_uneven(what, in, out, counts, timeouts);
+    on_gpus().all_gather_uneven({{what, collectives_.number(), timeouts}, card}, in, out, counts);
   });
 }
 
@@ -485,7 +485,7 @@ std::shared_ptr<GroupImpl> GroupImpl::split(int color, int key) {
   std::ranges::stable_sort(ranks, {}, [&](int r) { return all[2 * size_t(r) + 1]; });
   std::unique_ptr<group::Backend> part;
   const Description what{.kind = Collective::split};
-  in_order({what, 0}, [&] { part = backend_->split(ranks, patience_of({})); });
+  in_order({what, 0}, [&] { part = backend_->split(ranks, timeouts_of({})); });
   return make(std::move(part), stragglers_.every());
 }
 

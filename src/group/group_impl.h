@@ -92,9 +92,9 @@ class GroupImpl {
   void compare_stragglers();
   // On the host or on GPUs, as `what` says.
   void perform(const group::Description& what, int card, const GroupCall& call,
-               group::Patience patience, const group::Record& record);
+               group::Timeouts timeouts, const group::Record& record);
   void perform(const group::Description& what, const group::LeafReduction& reduction,
-               group::Patience patience);
+               group::Timeouts timeouts);
   group::GpuCollectives& on_gpus();
   Work enqueue(std::function<void()> operation);
   void work_off_queue();

@@ -15,12 +15,13 @@
 #include <system_error>
 #include <thread>
 
+#include "group/liveness/timing.h"
+
 namespace tutti::group {
 
 namespace {
 
 constexpr int kMostRanks = 4096;
-constexpr std::chrono::milliseconds kLook{10};
 
 // The name of an abstract socket tells the port, so it is read from the kernel's list of them and
 // nothing has to be accepted. A connection to it shows whose it is.
@@ -87,7 +88,7 @@ int find_announced(const std::string& name, std::chrono::nanoseconds timeout) {
           fmt::format("waited {:g} s for rank 0 on this host: it has not come to its first group, "
                       "or runs as another user",
                       std::chrono::duration<double>(timeout).count()));
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(timing::kAnnouncementPoll);
   }
 }
 

@@ -21,10 +21,10 @@ constexpr int kRounds = 20;
 
 using Differences = std::map<std::string, ClockDifference>;  // by clock, to the first rank's
 
-void pass(Backend& group, Collective kind, int64_t& value, int peer, Patience patience) {
+void pass(Backend& group, Collective kind, int64_t& value, int peer, Timeouts timeouts) {
   const Description what{.kind = kind, .dtype = DType::int64, .root = peer, .extents = {1}};
   const detail::Memory memory{&value, 1, DType::int64};
-  group.run(what, {.kind = kind, .in = memory, .out = memory, .root = peer}, patience);
+  group.run(what, {.kind = kind, .in = memory, .out = memory, .root = peer}, timeouts);
 }
 
 // What ranks with the same steady clock have in common.
@@ -36,11 +36,11 @@ std::string clock_of(const Hello& hello) {
 // same.
 Differences measure(const std::map<std::string, int>& askers, int first, int rank, Link& link,
                     Backend& group) {
-  const Patience patience{base::settings().join_timeout, base::settings().warn_after};
+  const Timeouts timeouts{base::settings().join_timeout, base::settings().warn_after};
   ClockDifference mine{0, 0};
   for (const auto& [clock, asker] : askers) {
-    if (asker == rank) mine = ask_clock(group, first, patience);
-    if (first == rank) answer_clock(group, asker, patience);
+    if (asker == rank) mine = ask_clock(group, first, timeouts);
+    if (first == rank) answer_clock(group, asker, timeouts);
   }
   const std::vector<std::string> all =
       link.exchange("clocks", fmt::format("{} {}", mine.add_ns, mine.error_ns));
@@ -60,13 +60,13 @@ int64_t steady_ns() {
       .count();
 }
 
-ClockDifference ask_clock(Backend& group, int peer, Patience patience, const ClockFunction& now) {
+ClockDifference ask_clock(Backend& group, int peer, Timeouts timeouts, const ClockFunction& now) {
   ClockDifference best{0, std::numeric_limits<int64_t>::max()};
   for (int i = 0; i < kRounds; ++i) {
     int64_t theirs = 0;
     const int64_t before = now();
-    pass(group, Collective::send, theirs, peer, patience);
-    pass(group, Collective::recv, theirs, peer, patience);
+    pass(group, Collective::send, theirs, peer, timeouts);
+    pass(group, Collective::recv, theirs, peer, timeouts);
     const int64_t after = now();
     // The peer looked at its clock some time in between.
     const int64_t half = (after - before + 1) / 2;
@@ -75,12 +75,12 @@ ClockDifference ask_clock(Backend& group, int peer, Patience patience, const Clo
   return best;
 }
 
-void answer_clock(Backend& group, int peer, Patience patience, const ClockFunction& now) {
+void answer_clock(Backend& group, int peer, Timeouts timeouts, const ClockFunction& now) {
   for (int i = 0; i < kRounds; ++i) {
     int64_t value = 0;
-    pass(group, Collective::recv, value, peer, patience);
+    pass(group, Collective::recv, value, peer, timeouts);
     value = now();
-    pass(group, Collective::send, value, peer, patience);
+    pass(group, Collective::send, value, peer, timeouts);
   }
 }
 

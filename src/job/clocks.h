@@ -23,9 +23,9 @@ struct ClockDifference {
 };
 
 // How rank `peer`'s clock stands to this one's; it must call answer_clock at the same time.
-ClockDifference ask_clock(Backend& group, int peer, Patience patience,
+ClockDifference ask_clock(Backend& group, int peer, Timeouts timeouts,
                           const ClockFunction& now = steady_ns);
-void answer_clock(Backend& group, int peer, Patience patience,
+void answer_clock(Backend& group, int peer, Timeouts timeouts,
                   const ClockFunction& now = steady_ns);
 
 // Opens this rank's timeline, if there is one.

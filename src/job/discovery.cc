@@ -41,7 +41,7 @@ Placement place_ranks(const std::vector<Hello>& hellos, int rank) {
       cores.insert(memory.cores.begin(), memory.cores.end());
     }
     const bool here = memory.host == mine.memory.host;
-    if (here || mine.backend == "shm") placement.neighbours.push_back(int(r));
+    if (here || mine.backend == "shm") placement.local.push_back(int(r));
     if (!here) placement.remote.push_back(int(r));
   }
   placement.crowded = on_this_machine > cores.size();

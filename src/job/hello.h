@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "group/shm/shm.h"
+#include "group/shm/processes.h"
 
 namespace tutti::group {
 

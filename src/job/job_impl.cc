@@ -11,7 +11,8 @@
 #include "base/settings.h"
 #include "cluster/checks.h"
 #include "gpu/nccl.h"
-#include "group/shm/shm.h"
+#include "group/liveness/timing.h"
+#include "group/shm/processes.h"
 #include "job/clocks.h"
 #include "job/shutdown.h"
 
@@ -23,7 +24,6 @@ using cluster::Membership;
 
 namespace {
 
-constexpr std::chrono::milliseconds kProgress{50};
 // Descriptors that a process needs whatever the number of ranks: to join (gRPC's, the shared
 // memory), and then to reach the others.
 constexpr int kToJoin = 10, kToConnect = 6;
@@ -65,7 +65,7 @@ void Job::join_peers() {
   expect_agreement();
   const Placement placement = place_ranks(hellos_, rank());
   share_memory(placement);
-  if (placement.neighbours.size() < hellos_.size()) connect_hosts(placement);
+  if (placement.local.size() < hellos_.size()) connect_hosts(placement);
   align_timelines(hellos_, rank(), *link_, [this] { return new_group("the clocks of timelines"); });
 }
 
@@ -78,51 +78,51 @@ void Job::expect_agreement() const {
 }
 
 void Job::share_memory(const Placement& placement) {
-  Neighbours neighbours{.rank = 0,
-                        .ranks = placement.neighbours,
-                        .addresses = {},
-                        .hellos = {},
-                        .alarm = &link_->alarm(),
-                        .failure = [this] { return failure(); }};
-  for (const int r : placement.neighbours) {
-    if (r == rank()) neighbours.rank = int(neighbours.hellos.size());
-    neighbours.addresses.push_back(boot_.membership.addresses[size_t(r)]);
-    neighbours.hellos.push_back(hellos_[size_t(r)].memory);
+  HostProcesses processes{.rank = 0,
+                          .ranks = placement.local,
+                          .addresses = {},
+                          .hellos = {},
+                          .alarm = &link_->alarm(),
+                          .failure = [this] { return failure(); }};
+  for (const int r : placement.local) {
+    if (r == rank()) processes.rank = int(processes.hellos.size());
+    processes.addresses.push_back(boot_.membership.addresses[size_t(r)]);
+    processes.hellos.push_back(hellos_[size_t(r)].memory);
   }
-  expect_descriptors(kToConnect + int(neighbours.hellos.size()) - 1, boot_);
-  if (neighbours.hellos.size() > 1) neighbourhood_ = shm_neighbourhood(neighbours);
+  expect_descriptors(kToConnect + int(processes.hellos.size()) - 1, boot_);
+  if (processes.hellos.size() > 1) host_peers_ = connect_processes(processes);
 }
 
 void Job::connect_hosts(const Placement& placement) {
   transport_ = &choose_transport(hellos_);
-  auto network = std::make_shared<Network>(connect(*transport_, boot_, network_options_, *link_),
-                                           rank(), size(), placement.remote);
-  base::close_in_children(network->transport().sockets());
-  surroundings_ = std::make_shared<const Surroundings>(
-      Surroundings{.rank = rank(),
-                   .addresses = boot_.membership.addresses,
-                   .hosts = placement.hosts,
-                   .machines = placement.machines,
-                   .network = std::move(network),
-                   .neighbourhood = neighbourhood_,
-                   .crowded = placement.crowded,
-                   .alarm = &link_->alarm(),
-                   .failure = [this] { return failure(); },
-                   .isolation = [this] { return isolation(); }});
+  auto control = std::make_shared<ControlPlane>(
+      connect(*transport_, boot_, network_options_, *link_), rank(), size(), placement.remote);
+  base::close_in_children(control->transport().sockets());
+  topology_ =
+      std::make_shared<const JobTopology>(JobTopology{.rank = rank(),
+                                                      .addresses = boot_.membership.addresses,
+                                                      .hosts = placement.hosts,
+                                                      .machines = placement.machines,
+                                                      .control = std::move(control),
+                                                      .host_peers = host_peers_,
+                                                      .crowded = placement.crowded,
+                                                      .alarm = &link_->alarm(),
+                                                      .failure = [this] { return failure(); },
+                                                      .isolation = [this] { return isolation(); }});
   progress_ = std::jthread([this](std::stop_token stop) { make_progress(stop); });
 }
 
 // No other thread makes progress while the program computes, and what it has sent may still be on
 // this side.
 void Job::make_progress(std::stop_token stop) {
-  Network& network = *surroundings_->network;
+  ControlPlane& control = *topology_->control;
   std::mutex mutex;
   std::unique_lock lock(mutex);
-  while (!pause_.wait_for(lock, stop, kProgress, [&] { return stop.stop_requested(); })) {
+  while (!pause_.wait_for(lock, stop, timing::kBackgroundPump,
+                          [&] { return stop.stop_requested(); })) {
     if (stop.stop_requested()) return;
-    network.transport().progress();
-    network.listen();
-    if (link_->get()->silence().count()) network.probe();
+    control.pump();
+    if (link_->get()->silence().count()) control.probe();
   }
 }
 
@@ -144,8 +144,8 @@ std::unique_ptr<Backend> Job::new_group(const std::string& purpose) {
   const int number = groups_++;
   std::vector<int> ranks(boot_.membership.addresses.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  if (surroundings_) {
-    const NetworkBackend::Plan plan(surroundings_, ranks);
+  if (topology_) {
+    const NetworkBackend::Plan plan(topology_, ranks);
     const Introduction& mine = plan.introduction();
     std::vector<Introduction> all;
     for (const std::string& text :
@@ -153,14 +153,14 @@ std::unique_ptr<Backend> Job::new_group(const std::string& purpose) {
       all.push_back({std::stoull(text), std::stoull(text.substr(text.find(' ') + 1))});
     return plan.finish(all);
   }
-  Block* const mine = neighbourhood_.blocks->make(*neighbourhood_.reach, size());
-  const uint64_t place = neighbourhood_.reach->place(mine, Block::bytes(size()));
+  Block* const mine = host_peers_.blocks->make(*host_peers_.memory, size());
+  const uint64_t place = host_peers_.memory->place(mine, Block::bytes(size()));
   const std::vector<std::string> places = introduce(number, std::to_string(place), purpose);
   std::vector<Block*> blocks;
   for (const int r : ranks)
     blocks.push_back(
-        static_cast<Block*>(neighbourhood_.reach->find(r, std::stoull(places[size_t(r)]))));
-  return std::make_unique<WindowBackend>("shm", neighbourhood_, ranks, rank(), blocks);
+        static_cast<Block*>(host_peers_.memory->find(r, std::stoull(places[size_t(r)]))));
+  return std::make_unique<WindowBackend>("shm", host_peers_, ranks, rank(), blocks);
 }
 
 std::optional<Failure> Job::failure() const {
@@ -179,8 +179,8 @@ std::optional<Failure> Job::failure() const {
 std::string Job::isolation() const {
   const std::shared_ptr<Coordination> link = link_->get();
   const std::string& service = boot_.membership.service;
-  if (!link || !surroundings_ || cluster::is_loopback(service) ||
-      surroundings_->network->hears_other_hosts())
+  if (!link || !topology_ || cluster::is_loopback(service) ||
+      topology_->control->hears_other_hosts())
     return {};
   if (link->silence().count())
     return "hears neither the coordination service nor any other host: the network of its own "
@@ -188,7 +188,7 @@ std::string Job::isolation() const {
   const auto host_of = [](const std::string& address) {
     return address.substr(0, address.rfind(':'));
   };
-  const std::vector<std::string>& hosts = surroundings_->hosts;
+  const std::vector<std::string>& hosts = topology_->hosts;
   if (host_of(boot_.address()) != host_of(service) ||
       std::set(hosts.begin(), hosts.end()).size() < 3)
     return {};
@@ -214,9 +214,9 @@ JobLayout Job::layout() const {
 
 void Job::leave() {
   bool complete = !link_->alarm().load();
-  if (surroundings_) {
+  if (topology_) {
     progress_ = {};
-    complete = leave_network(*surroundings_->network, *link_);
+    complete = leave_network(*topology_->control, *link_);
   }
   leave_service(boot_, *link_, complete);
   if (boot_.rendezvous && !link_->alarm().load()) boot_.rendezvous->finalize();

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "group/net/network_backend.h"
+#include "group/net/backend.h"
 #include "job/bootstrap.h"
 #include "job/discovery.h"
 #include "job/hello.h"
@@ -58,9 +58,9 @@ class Job {
   TransportOptions network_options_;
   std::optional<Link> link_;
   std::vector<Hello> hellos_;                       // by rank
-  Neighbourhood neighbourhood_;                     // of the ranks on this host
+  HostPeers host_peers_;                            // of the ranks on this host
   const RegisteredTransport* transport_ = nullptr;  // this and what follows: between hosts
-  std::shared_ptr<const Surroundings> surroundings_;
+  std::shared_ptr<const JobTopology> topology_;
   int groups_ = 0;
   std::condition_variable_any pause_;
   std::jthread progress_;

@@ -1,20 +1,14 @@
 #include "job/shutdown.h"
 
+#include "group/liveness/timing.h"
+
 namespace tutti::group {
 
 namespace {
 
-// How long the process that runs the service stays for ranks that are not done yet.
-constexpr std::chrono::seconds kLinger{5};
-// How long a worker on a network stays for what it has sent.
-constexpr std::chrono::seconds kFarewell{1};
-// How long it stays if a peer does not answer, so that the others hear of it: they listen more
-// often.
-constexpr std::chrono::milliseconds kLastWords{200};
-
 void wait_for_all(Link& link) {
   try {
-    link.exchange("farewell", "", kFarewell);
+    link.exchange("leaving", "", timing::kLastFlush);
   } catch (const Error&) {
   }
 }
@@ -29,25 +23,25 @@ void linger(Transport& transport, std::chrono::nanoseconds time) {
 
 }  // namespace
 
-bool leave_network(Network& network, Link& link) {
+bool leave_network(ControlPlane& control, Link& link) {
   // What was sent last may still be on its way to ranks that are about to leave, too.
   const bool failed = link.alarm().load();
-  network.transport().flush(kFarewell);
-  const bool complete = !failed && !network.misses_somebody();
+  control.transport().flush(timing::kLastFlush);
+  const bool complete = !failed && !control.misses_a_rank();
   if (complete)
     wait_for_all(link);
-  else if (network.misses_somebody())
-    linger(network.transport(), kLastWords);
-  network.transport().progress();
-  network.listen();  // the last words of the others
-  network.close();
+  else if (control.misses_a_rank())
+    linger(control.transport(), timing::kLastNotices);
+  control.pump();  // the last notices of the others
+  control.close();
   return complete;
 }
 
 void leave_service(Bootstrap& boot, Link& link, bool complete) {
   link.leave();
   if (!boot.service) return;
-  complete ? boot.service->wait_until_empty(kLinger) : boot.service->wait_until_quiet(kLinger);
+  complete ? boot.service->wait_until_empty(timing::kServiceLinger)
+           : boot.service->wait_until_quiet(timing::kServiceLinger);
   boot.service.reset();
 }
 

@@ -1,7 +1,7 @@
 // The end of a process's part in its job.
 #pragma once
 
-#include "group/net/network.h"
+#include "group/net/control_plane.h"
 #include "job/bootstrap.h"
 #include "job/link.h"
 
@@ -9,7 +9,7 @@ namespace tutti::group {
 
 // Says goodbye to the ranks on other hosts. Whether the job is complete: it has not failed, and no
 // rank was waited for in vain.
-bool leave_network(Network& network, Link& link);
+bool leave_network(ControlPlane& control, Link& link);
 
 // Says goodbye to the service. The process that runs it stays for the others: up to 5 s for those
 // that are not done if the job is complete, else for those that still answer.

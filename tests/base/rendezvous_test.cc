@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
-constexpr Rendezvous::Patience kForever{0s, 0s};
-constexpr Rendezvous::Patience kSayThatIWait{0s, 1ms};
+constexpr Rendezvous::Timeouts kForever{0s, 0s};
+constexpr Rendezvous::Timeouts kSayThatIWait{0s, 1ms};
 const auto kNothing = [] {};
 
 // What became of one call.

@@ -81,8 +81,8 @@ TEST(Arena, KnowsWhatIsNotItsOwn) {
   Arena& arena = Arena::mine();
   const std::shared_ptr<void> data = arena.allocate(100);
   int other = 0;
-  EXPECT_EQ(arena.place_of(&other, sizeof(other)), Reach::kNowhere);
-  EXPECT_EQ(arena.place_of(data.get(), size_t(1) << 50), Reach::kNowhere);
+  EXPECT_EQ(arena.place_of(&other, sizeof(other)), PeerMemory::kUnreachable);
+  EXPECT_EQ(arena.place_of(data.get(), size_t(1) << 50), PeerMemory::kUnreachable);
 }
 
 TEST(PeerArena, SaysThatDescriptorsAreMissing) {

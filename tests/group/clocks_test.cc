@@ -13,19 +13,19 @@ class Clocks : public ::testing::TestWithParam<World> {};
 
 TEST_P(Clocks, AreComparedToHalfARoundTrip) {
   const Groups groups = GetParam().make(3);
-  const group::Patience patience{std::chrono::seconds(40), {}};
+  const group::Timeouts timeouts{std::chrono::seconds(40), {}};
   constexpr int64_t kAhead = 3'600'000'000'000;  // rank 2's is, by an hour
   on_ranks(groups, [&](const Group& mine) {
     group::Backend& backend = detail::GroupAccess::impl(mine).backend();
     const auto ahead = [] { return group::steady_ns() + kAhead; };
     if (mine.rank() == 0) {
-      group::answer_clock(backend, 1, patience);
-      group::answer_clock(backend, 2, patience);
+      group::answer_clock(backend, 1, timeouts);
+      group::answer_clock(backend, 2, timeouts);
       return;
     }
     const group::ClockDifference found = mine.rank() == 2
-                                             ? group::ask_clock(backend, 0, patience, ahead)
-                                             : group::ask_clock(backend, 0, patience);
+                                             ? group::ask_clock(backend, 0, timeouts, ahead)
+                                             : group::ask_clock(backend, 0, timeouts);
     const int64_t expected = mine.rank() == 2 ? -kAhead : 0;
     EXPECT_GE(found.error_ns, 0);
     EXPECT_LT(found.error_ns, 40'000'000'000);

@@ -34,7 +34,7 @@ TEST(Discovery, PlacesRanksByHost) {
   const std::vector<Hello> hellos{on("a", {0, 1}), on("b", {0}), on("a", {1}), on("b", {0})};
   const Placement first = place_ranks(hellos, 0);
   EXPECT_THAT(first.hosts, ElementsAre("a", "b", "a", "b"));
-  EXPECT_THAT(first.neighbours, ElementsAre(0, 2));
+  EXPECT_THAT(first.local, ElementsAre(0, 2));
   EXPECT_THAT(first.remote, ElementsAre(1, 3));
   EXPECT_FALSE(first.crowded);
   EXPECT_TRUE(place_ranks(hellos, 1).crowded);
@@ -43,7 +43,7 @@ TEST(Discovery, PlacesRanksByHost) {
 TEST(Discovery, TriesToShareMemoryWithAllIfTheBackendIsShm) {
   std::vector<Hello> hellos{on("a", {0}), on("b", {0})};
   hellos[0].backend = "shm";
-  EXPECT_THAT(place_ranks(hellos, 0).neighbours, ElementsAre(0, 1));
+  EXPECT_THAT(place_ranks(hellos, 0).local, ElementsAre(0, 1));
 }
 
 TEST(Discovery, ChoosesTheTransportThatAllRanksPrefer) {

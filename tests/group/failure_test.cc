@@ -481,7 +481,8 @@ TEST(Loss, IsNotWhatAMessageThatIsTooLongIsCalled) {
       2, [](int rank) { return rank; }, office);
   // As a rank of another version might: the group's number is that of the first group of rank 0.
   const std::vector<std::byte> longer(100);
-  office->send({0, 1, group::ControlPlane::tag(2, group::Lane::header)}, longer.data(), longer.size());
+  office->send({0, 1, group::ControlPlane::tag(2, group::MessageKind::header)}, longer.data(),
+               longer.size());
   std::vector<float> got(1);
   EXPECT_ERROR(DataLossError, "recv #1 (float32[1], from rank 0): rank 0 (host0:5000) sent more",
                groups[1].recv(got, 0, 0, kLong));

@@ -206,23 +206,23 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
     int place = 0;
     for (int other = 0; other < r; ++other) place += host_of(other) == host_of(r);
     const auto& here = commons[host_of(r)];
-    group::Neighbourhood neighbourhood;
+    group::HostPeers host_peers;
     if (std::ranges::count(hosts, hosts[size_t(r)]) > 1)
-      neighbourhood = {std::make_shared<SecludedReach>(here, place),
-                       std::make_shared<group::Blocks>(), here};
-    const auto surroundings = std::make_shared<const group::Surroundings>(group::Surroundings{
+      host_peers = {std::make_shared<SecludedMemory>(here, place),
+                    std::make_shared<group::BlockPool>(), here};
+    const auto job = std::make_shared<const group::JobTopology>(group::JobTopology{
         .rank = r,
         .addresses = addresses,
         .hosts = hosts,
         .machines = hosts,
         .control = std::make_shared<group::ControlPlane>(
             std::make_unique<PostedTransport>(office, r), r, n, std::vector<int>{}),
-        .neighbourhood = std::move(neighbourhood),
+        .host_peers = std::move(host_peers),
         .crowded = true,
         .alarm = &alarm,
         .failure = [] { return std::nullopt; },
         .isolation = [] { return std::string(); }});
-    plans.emplace_back(surroundings, ranks);
+    plans.emplace_back(job, ranks);
     introductions.push_back(plans.back().introduction());
   }
   std::vector<Group> groups;

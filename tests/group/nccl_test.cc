@@ -79,9 +79,9 @@ class GpuRanks : public ::testing::Test {
             .root = call.root,
             .extents = {call.kind == Collective::scatter ? call.out.count : memory.count}};
   }
-  void run(size_t rank, const GroupCall& call, group::Patience patience = {10s, 0s},
+  void run(size_t rank, const GroupCall& call, group::Timeouts timeouts = {10s, 0s},
            Place place = Place::gpu) {
-    ranks[rank]->run({{describe(call, place), 1, patience}, int(rank)}, call);
+    ranks[rank]->run({{describe(call, place), 1, timeouts}, int(rank)}, call);
   }
   template <class F>
   std::vector<Caught> errors(const F& f) {
@@ -94,10 +94,10 @@ class GpuRanks : public ::testing::Test {
     for (const Caught& error : errors(f)) EXPECT_EQ(error.text, "");
   }
   // All ranks sum one number, and nothing waits for it.
-  void sum_one(std::vector<float>& data, group::Patience patience) {
+  void sum_one(std::vector<float>& data, group::Timeouts timeouts) {
     everywhere([&](size_t r) {
       const Memory memory{&data[r], 1, DType::float32};
-      run(r, detail::in_place(Collective::all_reduce, memory, ReduceOp::SUM), patience);
+      run(r, detail::in_place(Collective::all_reduce, memory, ReduceOp::SUM), timeouts);
     });
   }
   Caught failure_of_card(int card, std::chrono::milliseconds within = 5s) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "group/group_impl.h"
-#include "group/shm/window_backend.h"
+#include "group/shm/backend.h"
 
 namespace tutti::testing {
 
@@ -60,13 +60,13 @@ class Commons : public group::PeerMonitor {
 };
 
 // One rank's way to the memory of the others. Addresses have 48 bits; the rest says whose it is.
-class SecludedReach : public group::Reach {
+class SecludedMemory : public group::PeerMemory {
  public:
-  SecludedReach(std::shared_ptr<Commons> commons, int rank)
+  SecludedMemory(std::shared_ptr<Commons> commons, int rank)
       : commons_(std::move(commons)), rank_(rank) {}
 
   uint64_t place(const void* data, size_t bytes) const override {
-    if (!commons_->options().reaches_all && !commons_->holds(data, bytes)) return kNowhere;
+    if (!commons_->options().reaches_all && !commons_->holds(data, bytes)) return kUnreachable;
     return reinterpret_cast<uint64_t>(data) | uint64_t(rank_ + 1) << 48;
   }
   void* find(int rank, uint64_t place) const override {
@@ -88,20 +88,20 @@ class SecludedReach : public group::Reach {
 
 inline std::vector<Group> secluded(int n, Seclusion options = {}) {
   const auto commons = std::make_shared<Commons>(std::move(options));
-  std::vector<group::Neighbourhood> neighbourhoods;
+  std::vector<group::HostPeers> host_peers;
   std::vector<int> ranks;
   std::vector<group::Block*> blocks;
   for (int r = 0; r < n; ++r) {
-    neighbourhoods.push_back(
-        {std::make_shared<SecludedReach>(commons, r), std::make_shared<group::Blocks>(), commons});
+    host_peers.push_back({std::make_shared<SecludedMemory>(commons, r),
+                          std::make_shared<group::BlockPool>(), commons});
     ranks.push_back(r);
-    blocks.push_back(neighbourhoods.back().blocks->make(*neighbourhoods.back().reach, n));
+    blocks.push_back(host_peers.back().blocks->make(*host_peers.back().memory, n));
   }
   std::vector<Group> groups;
   for (int r = 0; r < n; ++r)
     groups.push_back(detail::GroupAccess::make(
         std::make_shared<detail::GroupImpl>(std::make_unique<group::WindowBackend>(
-            "secluded", neighbourhoods[size_t(r)], ranks, r, blocks))));
+            "secluded", host_peers[size_t(r)], ranks, r, blocks))));
   return groups;
 }
 

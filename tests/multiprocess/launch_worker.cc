@@ -96,20 +96,20 @@ std::string alternate() {
 // Rank 1 waits for rank 2, which waits for rank 0, which has something else to do.
 std::string chain() {
   const Group group = Group::from_environment(), other = Group::from_environment();
-  const auto patience = [](int milliseconds) {
+  const auto timeouts = [](int milliseconds) {
     return CommunicationOptions{.timeout = std::chrono::milliseconds(milliseconds)};
   };
   std::vector<int> data(1);
-  other.barrier(patience(60'000));
+  other.barrier(timeouts(60'000));
   try {
-    if (group.rank() == 1) group.recv(data, 2, 0, patience(1000));
-    if (group.rank() == 2) group.recv(data, 0, 0, patience(60'000));
+    if (group.rank() == 1) group.recv(data, 2, 0, timeouts(1000));
+    if (group.rank() == 2) group.recv(data, 0, 0, timeouts(60'000));
   } catch (const DeadlineExceededError& error) {
     require(std::strstr(error.what(), "rank 0"), error.what());
     data[0] = 1;
   }
   require(data[0] == (group.rank() > 0), "a message came from nowhere");
-  other.barrier(patience(60'000));
+  other.barrier(timeouts(60'000));
   return "";
 }
 

@@ -25,20 +25,20 @@ class Backend {
 
   // What is done is the call's; what the ranks must agree on, and what errors speak of, is `what`.
   // `list`: the tensors behind `what`, if it describes a list.
-  virtual void run(const Description& what, const detail::GroupCall& call, Patience patience,
+  virtual void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
                    std::span<const Piece> list) = 0;
-  void run(const Description& what, const detail::GroupCall& call, Patience patience) {
-    run(what, call, patience, {});
+  void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts) {
+    run(what, call, timeouts, {});
   }
   virtual void all_reduce(const Description& what, const LeafReduction& reduction,
-                          Patience patience) = 0;
+                          Timeouts timeouts) = 0;
   // counts[r] elements from rank r.
   virtual void all_gather_uneven(const Description& what, const detail::Memory& in,
                                  const detail::Memory& out, std::span<const int64_t> counts,
-                                 Patience patience) = 0;
+                                 Timeouts timeouts) = 0;
 
   // A group of those ranks of this one that are named, in this order; a collective.
-  virtual std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) = 0;
+  virtual std::unique_ptr<Backend> split(std::span<const int> ranks, Timeouts timeouts) = 0;
 
   // Memory that all ranks reach.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;

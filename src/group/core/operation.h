@@ -82,7 +82,7 @@ struct LeafReduction {
 };
 
 // How long a call may wait, in all; counted from its first wait.
-struct Patience {
+struct Timeouts {
   std::chrono::nanoseconds timeout;     // 0: without end
   std::chrono::nanoseconds warn_after;  // 0: never
 };

@@ -14,7 +14,7 @@ namespace tutti::group {
 class Deadline {
  public:
   Deadline() = default;
-  explicit Deadline(Patience limits) : limits_(limits) {}
+  explicit Deadline(Timeouts limits) : limits_(limits) {}
 
   // The clock runs from the first wait on.
   void start() {
@@ -37,7 +37,7 @@ class Deadline {
   std::chrono::nanoseconds timeout() const { return limits_.timeout; }
 
  private:
-  Patience limits_{};
+  Timeouts limits_{};
   std::optional<base::RunningTime> waited_;
   bool warned_ = false;
 };

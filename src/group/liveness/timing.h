@@ -49,6 +49,22 @@ constexpr nanoseconds kPresumedSuspended = milliseconds(400);
 constexpr nanoseconds kProbeEvery = milliseconds(100);
 constexpr nanoseconds kHeard = seconds(1);
 
+// A job pumps in the background this often, while the program computes.
+constexpr nanoseconds kBackgroundPump = milliseconds(50);
+// A rank that joins looks this often for the first rank on its host, and for a failure of the job
+// while its peers connect.
+constexpr nanoseconds kAnnouncementPoll = milliseconds(10);
+constexpr nanoseconds kConnectPoll = milliseconds(100);
+// A rank that leaves gives what it sent this long to arrive; or this long, if a peer does not
+// answer, so that the others hear of it. The process that runs the coordination service stays this
+// long for ranks that are not done yet.
+constexpr nanoseconds kLastFlush = seconds(1);
+constexpr nanoseconds kLastNotices = milliseconds(200);
+constexpr nanoseconds kServiceLinger = seconds(5);
+// A message to a rank that takes nothing any more is waited for this long, before the connection
+// is cut.
+constexpr nanoseconds kCancel = milliseconds(200);
+
 // A thread that yields to one that computes gets its core back when the other's time slice is over;
 // a thread that sleeps gets it back when it is woken. So a yield that took this long is the last
 // for a while: a short while first, and twice as long each time that yielding is no better.
@@ -61,5 +77,6 @@ static_assert(kPoll < kReason && kReason < kSlackBetweenHosts);
 static_assert(2 * kSlackBetweenHosts <= kSlackBehindAnother);
 static_assert(3 * kAnnounceEvery < kPresumedSuspended && kPresumedSuspended < kAnnounceBefore);
 static_assert(3 * kProbeEvery < kHeard);
+static_assert(2 * kPoll < kLastNotices && kLastNotices < kReason && kLastFlush < kServiceLinger);
 
 }  // namespace tutti::group::timing

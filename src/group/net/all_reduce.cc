@@ -51,7 +51,7 @@ class NetworkCollectives::Reducer {
         window_(all.window_),
         leaders_(all.leaders_),
         op_(reduction.op),
-        stream_(reduction, all.channels_.rank(), all.channels_.size()),
+        view_(reduction, all.channels_.rank(), all.channels_.size()),
         hosts_(all.topology_.hosts.size()),
         me_(size_t(all.topology_.my_host())),
         leads_(all.topology_.leads()),
@@ -69,23 +69,23 @@ class NetworkCollectives::Reducer {
       wide = std::max(wide, size_of(partial_dtype(op_, piece.dtype)) / size_of(piece.dtype));
     }
     all.cut_.update(reduction.owners, topology_, single);
-    size_t values = 1;  // bytes of values per byte of the stream, of any host
+    size_t values = 1;  // bytes of values per byte of the view, of any host
     for (const std::vector<Subtree>& of_host : subtrees_) {
       size_t here = 0;
       for (const Subtree& subtree : of_host) here += subtree.leaves == 1 ? 1 : wide;
       values = std::max(values, here);
     }
 
-    small_ = stream_.bytes() * std::max(values, stream_.most_leaves()) <= kSmallMessage;
+    small_ = view_.bytes() * std::max(values, view_.most_leaves()) <= kSmallMessage;
     // A little is soonest summed by every host: one hop instead of two.
-    whole_ = small_ || (hosts_ == 2 && values == 1 && stream_.bytes() <= kMuchForTwo) ||
-             (hosts_ <= kFewHosts && stream_.bytes() <= kMuchForFew);
+    whole_ = small_ || (hosts_ == 2 && values == 1 && view_.bytes() <= kMuchForTwo) ||
+             (hosts_ <= kFewHosts && view_.bytes() <= kMuchForFew);
     const bool shared =
         std::ranges::any_of(topology_.hosts, [](const auto& ranks) { return ranks.size() > 1; });
     slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
-    const size_t most = std::max({values, stream_.most_leaves(), stream_.widest()});
+    const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
     // Enough blocks that they overlap, unless they become so small that their number costs more.
-    const size_t block = std::min(slot_ / most, std::max(stream_.bytes() / 8, hosts_ * kLeast));
+    const size_t block = std::min(slot_ / most, std::max(view_.bytes() / 8, hosts_ * kLeast));
     block_ = std::max(block / kAlign, size_t{1}) * kAlign;
     if (block_ * most > slot_)
       throw UnimplementedError(
@@ -94,7 +94,7 @@ class NetworkCollectives::Reducer {
 
   void run() {
     if (small_) return all_at_once();
-    const size_t rounds = (stream_.bytes() + block_ - 1) / block_;
+    const size_t rounds = (view_.bytes() + block_ - 1) / block_;
     // Block i sets out, while kLag others are on their way; then comes the sum of an earlier one,
     // and the end of one that is earlier still.
     for (size_t i = 0; i < rounds + kLag + 2; ++i) {
@@ -137,7 +137,7 @@ class NetworkCollectives::Reducer {
     std::vector<size_t> values, results, sent;
   };
 
-  Range block(size_t i) const { return {i * block_, std::min(stream_.bytes(), (i + 1) * block_)}; }
+  Range block(size_t i) const { return {i * block_, std::min(view_.bytes(), (i + 1) * block_)}; }
   Range shard(size_t i, size_t host) const {
     const Range all = block(i);
     if (whole_) return all;
@@ -155,7 +155,7 @@ class NetworkCollectives::Reducer {
   size_t for_each_value(size_t host, Range range, const F& f) const {
     size_t end = 0;
     for (size_t i = 0; i < subtrees_[host].size(); ++i)
-      stream_.for_each_part(range.begin, range.end, [&](const Stream::Part& part) {
+      view_.for_each_part(range.begin, range.end, [&](const FlatView::Part& part) {
         const size_t at = padded(end);
         f(i, part, at);
         end = at + size_t(part.count()) * width(subtrees_[host][i], part.piece.dtype);
@@ -163,12 +163,12 @@ class NetworkCollectives::Reducer {
     return end;
   }
   size_t value_bytes(size_t host, Range range) const {
-    return for_each_value(host, range, [](size_t, const Stream::Part&, size_t) {});
+    return for_each_value(host, range, [](size_t, const FlatView::Part&, size_t) {});
   }
   template <class F>
   size_t for_each_result(Range range, const F& f) const {
     size_t end = 0;
-    stream_.for_each_part(range.begin, range.end, [&](const Stream::Part& part) {
+    view_.for_each_part(range.begin, range.end, [&](const FlatView::Part& part) {
       const size_t at = padded(end);
       f(part, at);
       end = at + part.result_bytes(op_);
@@ -176,12 +176,12 @@ class NetworkCollectives::Reducer {
     return end;
   }
   size_t result_bytes(Range range) const {
-    return for_each_result(range, [](const Stream::Part&, size_t) {});
+    return for_each_result(range, [](const FlatView::Part&, size_t) {});
   }
-  std::optional<Stream::Part> only_part(Range range) const {
-    std::optional<Stream::Part> only;
+  std::optional<FlatView::Part> only_part(Range range) const {
+    std::optional<FlatView::Part> only;
     size_t parts = 0;
-    stream_.for_each_part(range.begin, range.end, [&](const Stream::Part& part) {
+    view_.for_each_part(range.begin, range.end, [&](const FlatView::Part& part) {
       if (parts++ == 0) only.emplace(part);
     });
     return parts == 1 ? std::move(only) : std::nullopt;
@@ -191,7 +191,7 @@ class NetworkCollectives::Reducer {
     const auto found = sums_.find(dtype);
     return found != sums_.end()
                ? found->second
-               : sums_.try_emplace(dtype, op_, dtype, stream_.leaves()).first->second;
+               : sums_.try_emplace(dtype, op_, dtype, view_.leaves()).first->second;
   }
 
   // Memory of the leader: the values and results of each block under way.
@@ -207,15 +207,15 @@ class NetworkCollectives::Reducer {
 
   void show(size_t i) {
     const Range range = block(i);
-    stream_.copy_leaves(range.begin, range.end, window_->mine(kArea), block_, range.begin);
+    view_.copy_leaves(range.begin, range.end, window_->mine(kArea), block_, range.begin);
   }
 
   // A leaf's data in this process's reach: its own, or what is shown in the window.
-  const std::byte* leaf_at(size_t leaf, const Stream::Part& part, size_t base, size_t stride,
+  const std::byte* leaf_at(size_t leaf, const FlatView::Part& part, size_t base, size_t stride,
                            size_t shown) const {
-    if (!window_) return bytes_of(part.piece.inputs[stream_.place(leaf)]) + part.first;
-    const int neighbour = int(topology_.local_index(stream_.owner(leaf)));
-    return window_->shown(neighbour, shown) + stream_.place(leaf) * stride + (part.at - base);
+    if (!window_) return bytes_of(part.piece.inputs[view_.place(leaf)]) + part.first;
+    const int local = int(topology_.local_index(view_.owner(leaf)));
+    return window_->shown(local, shown) + view_.place(leaf) * stride + (part.at - base);
   }
 
   // Whether the only value of a range is this rank's own data, as it lies.
@@ -247,7 +247,7 @@ class NetworkCollectives::Reducer {
   // Those of `mine`, into a message of the values of `range`.
   size_t make_values(Range range, Range mine, std::byte* to, size_t base, size_t stride,
                      size_t shown) {
-    return for_each_value(me_, range, [&](size_t index, const Stream::Part& part, size_t at) {
+    return for_each_value(me_, range, [&](size_t index, const FlatView::Part& part, size_t at) {
       const size_t begin = std::max(part.at, mine.begin);
       const size_t end = std::min(part.at + part.bytes, mine.end);
       if (begin >= end) return;
@@ -294,18 +294,19 @@ class NetworkCollectives::Reducer {
     for (const int leader : leaders_) {
       const size_t host = size_t(topology_.host_of[size_t(leader)]);
       if (const size_t bytes = value_bytes(host, shard(i, me_))) {
-        round.values.push_back(transfers_.receive(leader, Lane::data, received + at, bytes));
+        round.values.push_back(transfers_.receive(leader, MessageKind::data, received + at, bytes));
         at += padded(bytes);
       }
       if (const size_t bytes = result_bytes(shard(i, host)); bytes && !whole_)
         round.results.push_back(
-            transfers_.receive(leader, Lane::results, result_at(i, host), bytes));
+            transfers_.receive(leader, MessageKind::results, result_at(i, host), bytes));
     }
     if (i == 0) handshake_.emplace(channels_, leaders_);
     for (const int leader : leaders_) {
       const size_t host = size_t(topology_.host_of[size_t(leader)]);
       if (const size_t bytes = value_bytes(me_, shard(i, host)))
-        round.sent.push_back(transfers_.send(leader, Lane::data, values_for(i, host), bytes));
+        round.sent.push_back(
+            transfers_.send(leader, MessageKind::data, values_for(i, host), bytes));
     }
   }
 
@@ -330,7 +331,8 @@ class NetworkCollectives::Reducer {
     combine(range, from, result);
     if (whole_) return;
     for (const int leader : leaders_)
-      round.sent.push_back(transfers_.send(leader, Lane::results, result, result_bytes(range)));
+      round.sent.push_back(
+          transfers_.send(leader, MessageKind::results, result, result_bytes(range)));
   }
 
   void combine(Range range, const std::vector<const std::byte*>& from, std::byte* result) {
@@ -338,12 +340,12 @@ class NetworkCollectives::Reducer {
     std::vector<std::vector<std::vector<const std::byte*>>> places(hosts_);
     for (size_t h = 0; h < hosts_; ++h) {
       places[h].resize(subtrees_[h].size());
-      for_each_value(h, range, [&](size_t index, const Stream::Part&, size_t at) {
+      for_each_value(h, range, [&](size_t index, const FlatView::Part&, size_t at) {
         places[h][index].push_back(from[h] + at);
       });
     }
     size_t number = 0;
-    for_each_result(range, [&](const Stream::Part& part, size_t at) {
+    for_each_result(range, [&](const FlatView::Part& part, size_t at) {
       inputs_.clear();
       for (const Value& value : order_) inputs_.push_back(places[value.host][value.index][number]);
       void* const output = result + at;
@@ -361,17 +363,17 @@ class NetworkCollectives::Reducer {
     for (size_t h = 0; h < (whole_ ? 1 : hosts_); ++h) take_results(shard(i, h), result_at(i, h));
   }
   void take_results(Range range, const std::byte* from) {
-    for_each_result(range, [&](const Stream::Part& part, size_t at) {
+    for_each_result(range, [&](const FlatView::Part& part, size_t at) {
       for (void* output : part.piece.outputs)
         copy_bytes(bytes_of(output) + part.result_at(op_), from + at, part.result_bytes(op_));
     });
   }
 
   void all_at_once() {
-    const Range range{0, stream_.bytes()};
-    const size_t shown = range.end * stream_.most_leaves(), results = result_bytes(range);
+    const Range range{0, view_.bytes()};
+    const size_t shown = range.end * view_.most_leaves(), results = result_bytes(range);
     if (window_) {
-      stream_.copy_leaves(0, range.end, window_->mine(shown), range.end, 0);
+      view_.copy_leaves(0, range.end, window_->mine(shown), range.end, 0);
       window_->next_phase();
     }
     std::byte* const result = window_ ? window_->mine(results) : small_result();
@@ -392,7 +394,7 @@ class NetworkCollectives::Reducer {
     take_results(range, window_ ? window_->shown(0, results) : result);
   }
   std::byte* small_result() {
-    small_memory_.resize(result_bytes({0, stream_.bytes()}));
+    small_memory_.resize(result_bytes({0, view_.bytes()}));
     return small_memory_.data();
   }
 
@@ -401,7 +403,7 @@ class NetworkCollectives::Reducer {
   Window* const window_;
   const std::vector<int>& leaders_;
   const ReduceOp op_;
-  const Stream stream_;
+  const FlatView view_;
   const size_t hosts_, me_;
   const bool leads_;
   Staging staging_;
@@ -421,8 +423,8 @@ class NetworkCollectives::Reducer {
 };
 
 void NetworkCollectives::all_reduce(const Description& what, const LeafReduction& reduction,
-                                    Patience patience) {
-  begin(what, patience, reduction.pieces);
+                                    Timeouts timeouts) {
+  begin(what, timeouts, reduction.pieces);
   Reducer(*this, reduction).run();
 }
 
@@ -434,16 +436,16 @@ bool NetworkCollectives::fits_handshake(size_t bytes) const {
          rounded_up(bytes) <= (hosts <= kFewHosts ? kMostTold : kSmallMessage);
 }
 
-void NetworkCollectives::reduce(const Description& what, const GroupCall& call, Patience patience) {
+void NetworkCollectives::reduce(const Description& what, const GroupCall& call, Timeouts timeouts) {
   const bool wanted = call.kind == Collective::all_reduce || is_root(call);
   if (fits_handshake(size_in_bytes(call.in))) {
-    begin(what, patience);
+    begin(what, timeouts);
     return all_at_once(call, wanted);
   }
   const void* const in = call.in.data;
   void* const out = call.out.data;
   const Piece piece{{&in, 1}, {&out, size_t(wanted ? 1 : 0)}, call.in.count, call.in.dtype};
-  all_reduce(what, {{&piece, 1}, all_ranks_, call.op}, patience);
+  all_reduce(what, {{&piece, 1}, all_ranks_, call.op}, timeouts);
 }
 
 void NetworkCollectives::all_at_once(const GroupCall& call, bool wanted) {

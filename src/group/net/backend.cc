@@ -18,9 +18,9 @@ Staging staging_in(const std::vector<Block*>& blocks) {
   return {memory, memory + kBlocks * kArea};
 }
 
-std::vector<std::string> hosts_of(const Surroundings& surroundings, const std::vector<int>& ranks) {
+std::vector<std::string> hosts_of(const JobTopology& job, const std::vector<int>& ranks) {
   std::vector<std::string> hosts;
-  for (const int r : ranks) hosts.push_back(surroundings.hosts[size_t(r)]);
+  for (const int r : ranks) hosts.push_back(job.hosts[size_t(r)]);
   return hosts;
 }
 
@@ -29,23 +29,22 @@ int place_of(const std::vector<int>& ranks, int rank) {
 }
 
 // The place of a rank of the job among those on this host.
-int place_on_host(const Surroundings& surroundings, int rank) {
+int place_on_host(const JobTopology& job, int rank) {
   int place = 0;
-  for (int r = 0; r < rank; ++r)
-    place += surroundings.hosts[size_t(r)] == surroundings.hosts[size_t(surroundings.rank)];
+  for (int r = 0; r < rank; ++r) place += job.hosts[size_t(r)] == job.hosts[size_t(job.rank)];
   return place;
 }
 
 // All ranks of the job.
 class JobMonitor : public PeerMonitor {
  public:
-  explicit JobMonitor(std::shared_ptr<const Surroundings> job) : job_(std::move(job)) {}
+  explicit JobMonitor(std::shared_ptr<const JobTopology> job) : job_(std::move(job)) {}
 
   std::string address(int rank) const override { return job_->addresses[size_t(rank)]; }
   std::string loss(int rank) const override {
     const bool is_local = job_->hosts[size_t(rank)] == job_->hosts[size_t(job_->rank)];
     return is_local && rank != job_->rank
-               ? job_->neighbourhood.monitor->loss(place_on_host(*job_, rank))
+               ? job_->host_peers.monitor->loss(place_on_host(*job_, rank))
                : "";
   }
   std::optional<cluster::Failure> failure() const override {
@@ -57,40 +56,40 @@ class JobMonitor : public PeerMonitor {
   bool separate_processes() const override { return true; }
 
  private:
-  const std::shared_ptr<const Surroundings> job_;
+  const std::shared_ptr<const JobTopology> job_;
 };
 
 }  // namespace
 
-NetworkBackend::Plan::Plan(std::shared_ptr<const Surroundings> surroundings, std::vector<int> ranks)
-    : surroundings_(std::move(surroundings)),
+NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job, std::vector<int> ranks)
+    : job_(std::move(job)),
       ranks_(std::move(ranks)),
-      topology_(hosts_of(*surroundings_, ranks_), place_of(ranks_, surroundings_->rank)) {
-  const Neighbourhood& neighbourhood = surroundings_->neighbourhood;
-  introduction_ = {0, surroundings_->control->new_group_id()};
+      topology_(hosts_of(*job_, ranks_), place_of(ranks_, job_->rank)) {
+  const HostPeers& host_peers = job_->host_peers;
+  introduction_ = {0, job_->control->new_group_id()};
   const int here = int(topology_.local_ranks().size());
   if (here == 1) return;
   const size_t extra = topology_.leads() ? staging_bytes() : 0;
-  Block* const block = neighbourhood.blocks->make(*neighbourhood.reach, here, extra);
-  introduction_.block = neighbourhood.reach->place(block, Block::bytes(here) + extra);
+  Block* const block = host_peers.blocks->make(*host_peers.memory, here, extra);
+  introduction_.block = host_peers.memory->place(block, Block::bytes(here) + extra);
 }
 
 std::unique_ptr<Backend> NetworkBackend::Plan::finish(std::span<const Introduction> all) const {
   std::vector<Block*> blocks;
   if (topology_.local_ranks().size() > 1)
     for (const int r : topology_.local_ranks())
-      blocks.push_back(static_cast<Block*>(surroundings_->neighbourhood.reach->find(
-          place_on_host(*surroundings_, ranks_[size_t(r)]), all[size_t(r)].block)));
+      blocks.push_back(static_cast<Block*>(job_->host_peers.memory->find(
+          place_on_host(*job_, ranks_[size_t(r)]), all[size_t(r)].block)));
   return std::unique_ptr<Backend>(
       new NetworkBackend(*this, uint32_t(all[0].id), std::move(blocks)));
 }
 
 NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*> blocks)
-    : surroundings_(plan.surroundings_),
+    : job_(plan.job_),
       ranks_(plan.ranks_),
       topology_(plan.topology_),
-      channels_({ranks_, topology_.rank, id}, surroundings_->control,
-                std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(surroundings_), ranks_),
+      channels_({ranks_, topology_.rank, id}, job_->control,
+                std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_),
                 connect_host(blocks), latch()),
       algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks)) {}
 
@@ -98,9 +97,8 @@ Window* NetworkBackend::connect_host(const std::vector<Block*>& blocks) {
   if (blocks.empty()) return nullptr;
   const std::vector<int>& local = topology_.local_ranks();
   const auto monitor =
-      std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(surroundings_), ranks_, local);
-  return &window_.emplace(place_of(local, topology_.rank), blocks, monitor,
-                          surroundings_->control.get());
+      std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_, local);
+  return &window_.emplace(place_of(local, topology_.rank), blocks, monitor, job_->control.get());
 }
 
 FailureLatch& NetworkBackend::latch() {
@@ -109,7 +107,7 @@ FailureLatch& NetworkBackend::latch() {
   return own_latch_.emplace(*own_failure_);
 }
 
-const char* NetworkBackend::name() const { return surroundings_->control->transport().name(); }
+const char* NetworkBackend::name() const { return job_->control->transport().name(); }
 
 template <class F>
 void NetworkBackend::telling_all(const F& operation) {
@@ -121,26 +119,26 @@ void NetworkBackend::telling_all(const F& operation) {
   }
 }
 
-void NetworkBackend::run(const Description& what, const detail::GroupCall& call, Patience patience,
+void NetworkBackend::run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
                          std::span<const Piece> list) {
-  telling_all([&] { algorithms_.run(what, call, patience, list); });
+  telling_all([&] { algorithms_.run(what, call, timeouts, list); });
 }
 
 void NetworkBackend::all_reduce(const Description& what, const LeafReduction& reduction,
-                                Patience patience) {
-  telling_all([&] { algorithms_.all_reduce(what, reduction, patience); });
+                                Timeouts timeouts) {
+  telling_all([&] { algorithms_.all_reduce(what, reduction, timeouts); });
 }
 
 void NetworkBackend::all_gather_uneven(const Description& what, const detail::Memory& in,
                                        const detail::Memory& out, std::span<const int64_t> counts,
-                                       Patience patience) {
-  telling_all([&] { algorithms_.all_gather_uneven(what, in, out, counts, patience); });
+                                       Timeouts timeouts) {
+  telling_all([&] { algorithms_.all_gather_uneven(what, in, out, counts, timeouts); });
 }
 
-std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Patience patience) {
+std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeouts timeouts) {
   std::vector<int> outer;
   for (const int r : ranks) outer.push_back(ranks_[size_t(r)]);
-  const Plan plan(surroundings_, outer);
+  const Plan plan(job_, outer);
   Introduction mine = plan.introduction();
   std::vector<Introduction> all(ranks_.size());
   const Description what{.kind = Collective::split};
@@ -149,15 +147,14 @@ std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Patie
       {Collective::split,
        {&mine, kWords, DType::uint64},
        {all.data(), kWords * int64_t(all.size()), DType::uint64}},
-      patience);
+      timeouts);
   std::vector<Introduction> chosen;
   for (const int r : ranks) chosen.push_back(all[size_t(r)]);
   return plan.finish(chosen);
 }
 
 std::shared_ptr<void> NetworkBackend::allocate(size_t bytes) {
-  if (surroundings_->neighbourhood.reach)
-    return surroundings_->neighbourhood.reach->allocate(bytes);
+  if (job_->host_peers.memory) return job_->host_peers.memory->allocate(bytes);
   void* const memory = ::operator new(bytes, std::align_val_t(kLine), std::nothrow);
   if (!memory)
     throw ResourceExhaustedError(fmt::format("group: the system has no {} bytes", bytes));

@@ -6,19 +6,19 @@
 
 #include "group/core/backend.h"
 #include "group/net/collectives.h"
-#include "group/shm/window_backend.h"
+#include "group/shm/backend.h"
 
 namespace tutti::group {
 
 // One process's way to all others of its job.
-struct Surroundings {
+struct JobTopology {
   int rank;                            // in the job
   std::vector<std::string> addresses;  // of all ranks, for errors
   std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
   std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
   std::shared_ptr<ControlPlane> control;
   // Of the ranks on this host, in their order; empty if there is no other.
-  Neighbourhood neighbourhood;
+  HostPeers host_peers;
   bool crowded;  // are there more ranks than cores?
   const std::atomic<bool>* alarm;
   std::function<std::optional<cluster::Failure>()> failure;
@@ -37,14 +37,14 @@ class NetworkBackend : public Backend {
   class Plan {
    public:
     // `ranks`: of the job, by rank of the group.
-    Plan(std::shared_ptr<const Surroundings> surroundings, std::vector<int> ranks);
+    Plan(std::shared_ptr<const JobTopology> job, std::vector<int> ranks);
     const Introduction& introduction() const { return introduction_; }
     // Introductions by rank of the group.
     std::unique_ptr<Backend> finish(std::span<const Introduction> all) const;
 
    private:
     friend class NetworkBackend;
-    std::shared_ptr<const Surroundings> surroundings_;
+    std::shared_ptr<const JobTopology> job_;
     std::vector<int> ranks_;
     GroupTopology topology_;
     Introduction introduction_;
@@ -55,18 +55,18 @@ class NetworkBackend : public Backend {
   int size() const override { return channels_.size(); }
   std::string address(int rank) const override { return channels_.peers().address(rank); }
   bool is_local(int rank) const override {
-    const std::vector<std::string>& machines = surroundings_->machines;
-    return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(surroundings_->rank)];
+    const std::vector<std::string>& machines = job_->machines;
+    return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(job_->rank)];
   }
   using Backend::run;
-  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+  void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list) override;
   void all_reduce(const Description& what, const LeafReduction& reduction,
-                  Patience patience) override;
+                  Timeouts timeouts) override;
   void all_gather_uneven(const Description& what, const detail::Memory& in,
                          const detail::Memory& out, std::span<const int64_t> counts,
-                         Patience patience) override;
-  std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) override;
+                         Timeouts timeouts) override;
+  std::unique_ptr<Backend> split(std::span<const int> ranks, Timeouts timeouts) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
   void check(const std::string& during) override { channels_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override { channels_.fail_all(code, text); }
@@ -79,7 +79,7 @@ class NetworkBackend : public Backend {
   template <class F>
   void telling_all(const F& operation);
 
-  std::shared_ptr<const Surroundings> surroundings_;
+  std::shared_ptr<const JobTopology> job_;
   std::vector<int> ranks_;
   GroupTopology topology_;
   std::optional<Window> window_;

@@ -39,15 +39,15 @@ void NetworkCollectives::broadcast_large(std::byte* data, size_t bytes, int root
   const auto post = [&](size_t i) {
     const std::span now = part(i);
     const int relay = relays[i % ways];
-    numbers.push_back(me == root ? transfers.send(relay, Lane::data, now.data(), now.size())
+    numbers.push_back(me == root ? transfers.send(relay, MessageKind::data, now.data(), now.size())
                       : is_relay(i)
-                          ? transfers.receive(root, Lane::data, now.data(), now.size())
-                          : transfers.receive(relay, Lane::results, now.data(), now.size()));
+                          ? transfers.receive(root, MessageKind::data, now.data(), now.size())
+                          : transfers.receive(relay, MessageKind::results, now.data(), now.size()));
   };
   const auto pass_on = [&](size_t i) {
     transfers.wait(numbers[i]);
     for (const int other : relays)
-      if (other != me) transfers.send(other, Lane::results, part(i).data(), part(i).size());
+      if (other != me) transfers.send(other, MessageKind::results, part(i).data(), part(i).size());
   };
   const auto show = [&](size_t i) {
     if (me == head) copy_bytes(window_->mine(kArea), part(i).data(), part(i).size());

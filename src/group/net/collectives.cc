@@ -19,19 +19,19 @@ NetworkCollectives::~NetworkCollectives() {
   for (Scratch& scratch : received_) scratch.abandon();
 }
 
-void NetworkCollectives::begin(const Description& what, Patience patience,
+void NetworkCollectives::begin(const Description& what, Timeouts timeouts,
                                std::span<const Piece> list) {
-  channels_.begin(what, patience, list);
-  if (window_) window_->begin(what, patience, list);
+  channels_.begin(what, timeouts, list);
+  if (window_) window_->begin(what, timeouts, list);
 }
 
-void NetworkCollectives::run(const Description& what, const GroupCall& call, Patience patience,
+void NetworkCollectives::run(const Description& what, const GroupCall& call, Timeouts timeouts,
                              std::span<const Piece> list) {
-  if (call.kind == Collective::send) return channels_.send(what, call.in, call.tag, patience);
-  if (call.kind == Collective::recv) return channels_.recv(what, call.out, call.tag, patience);
+  if (call.kind == Collective::send) return channels_.send(what, call.in, call.tag, timeouts);
+  if (call.kind == Collective::recv) return channels_.recv(what, call.out, call.tag, timeouts);
   if (call.kind == Collective::all_reduce || call.kind == Collective::reduce)
-    return reduce(what, call, patience);
-  begin(what, patience, list);
+    return reduce(what, call, timeouts);
+  begin(what, timeouts, list);
   switch (call.kind) {
     case Collective::barrier: return channels_.shake_hands(others_, window_);
     case Collective::broadcast: return broadcast(call);

@@ -15,7 +15,7 @@
 
 #include "group/net/peer_channels.h"
 #include "group/net/topology.h"
-#include "group/plan/stream.h"
+#include "group/plan/flat_view.h"
 #include "group/plan/tree.h"
 
 namespace tutti::group {
@@ -36,12 +36,12 @@ class NetworkCollectives {
   ~NetworkCollectives();
   NetworkCollectives(const NetworkCollectives&) = delete;
 
-  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+  void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list = {});
-  void all_reduce(const Description& what, const LeafReduction& reduction, Patience patience);
+  void all_reduce(const Description& what, const LeafReduction& reduction, Timeouts timeouts);
   void all_gather_uneven(const Description& what, const detail::Memory& in,
                          const detail::Memory& out, std::span<const int64_t> counts,
-                         Patience patience);
+                         Timeouts timeouts);
 
  private:
   class Reducer;
@@ -78,8 +78,8 @@ class NetworkCollectives {
 
   using GroupCall = detail::GroupCall;
 
-  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
-  void reduce(const Description& what, const GroupCall& call, Patience patience);  // or all_reduce
+  void begin(const Description& what, Timeouts timeouts, std::span<const Piece> list = {});
+  void reduce(const Description& what, const GroupCall& call, Timeouts timeouts);  // or all_reduce
   bool fits_handshake(size_t bytes) const;
   void all_at_once(const GroupCall& call, bool wanted);
   void broadcast(const GroupCall& call);
@@ -110,8 +110,8 @@ class NetworkCollectives {
     }
     channels_.shake_hands(others_, window_);
     PeerChannels::Transfers transfers(channels_);
-    for (const int peer : from) transfers.receive(peer, Lane::data, place(peer), bytes);
-    for (const int peer : to) transfers.send(peer, Lane::data, part(peer), bytes);
+    for (const int peer : from) transfers.receive(peer, MessageKind::data, place(peer), bytes);
+    for (const int peer : to) transfers.send(peer, MessageKind::data, part(peer), bytes);
     transfers.wait_all();
   }
   bool is_root(const GroupCall& call) const { return channels_.rank() == call.root; }

@@ -57,8 +57,8 @@ void ControlPlane::post_receiver(size_t rank) {
   Receiver& receiver = receivers_[rank];
   if (!receiver.frame) receiver.frame = std::make_unique<Frame>();
   *receiver.frame = {};
-  receiver.message =
-      transport_->receive(int(rank), tag(0, Lane::notice), receiver.frame.get(), sizeof(Frame));
+  receiver.message = transport_->receive(int(rank), tag(0, MessageKind::notice),
+                                         receiver.frame.get(), sizeof(Frame));
 }
 
 uint32_t ControlPlane::new_group_id() {
@@ -118,7 +118,7 @@ void ControlPlane::send(int rank, const Notice& notice) {
             .length = uint32_t(std::min(notice.text.size(), sizeof(Frame::text)))};
   std::memcpy(frame->text, notice.text.data(), frame->length);
   if (Transport::Message* message =
-          transport_->send(rank, tag(0, Lane::notice), frame.get(), frame->bytes()))
+          transport_->send(rank, tag(0, MessageKind::notice), frame.get(), frame->bytes()))
     outgoing_.emplace_back(message, std::move(frame));
 }
 

@@ -21,7 +21,7 @@
 namespace tutti::group {
 
 // Messages with different tags do not wait for each other.
-enum class Lane : uint32_t { handshake, data, results, header, message, notice };
+enum class MessageKind : uint32_t { handshake, data, results, header, message, notice };
 
 // Safe to use from any thread.
 class ControlPlane final : public Pump {
@@ -53,7 +53,7 @@ class ControlPlane final : public Pump {
   Transport& transport() { return *transport_; }
   int rank() const { return rank_; }
 
-  static uint32_t tag(uint32_t group, Lane lane) { return group << 3 | uint32_t(lane); }
+  static uint32_t tag(uint32_t group, MessageKind kind) { return group << 3 | uint32_t(kind); }
   // A number that no other process of the job hands out.
   uint32_t new_group_id();
 

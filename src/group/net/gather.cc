@@ -33,9 +33,9 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
   const auto bytes_of_part = [&](int rank) {
     return starts[size_t(rank) + 1] - starts[size_t(rank)];
   };
-  // The parts that each neighbour has for the others: first its own.
+  // The parts that each rank of this host has for the others: first its own.
   std::vector<std::vector<int>> parts;
-  for (const int neighbour : topology_.local_ranks()) parts.push_back({neighbour});
+  for (const int local : topology_.local_ranks()) parts.push_back({local});
   for (const int r : all_ranks_)
     if (topology_.host_of[size_t(r)] != topology_.my_host() && bytes_of_part(r))
       parts[topology_.local_index(topology_.receiver_for(r, topology_.my_host()))].push_back(r);
@@ -45,11 +45,11 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
   PeerChannels::Transfers transfers(channels_);
   std::vector<size_t> numbers;
   for (size_t i = 1; i < mine.size(); ++i)
-    numbers.push_back(transfers.receive(mine[i], Lane::data, out + starts[size_t(mine[i])],
+    numbers.push_back(transfers.receive(mine[i], MessageKind::data, out + starts[size_t(mine[i])],
                                         bytes_of_part(mine[i])));
   for (int h = 0; h < int(topology_.hosts.size()); ++h)
     if (h != topology_.my_host() && bytes_of_part(me))
-      transfers.send(topology_.receiver_for(me, h), Lane::data, in, bytes_of_part(me));
+      transfers.send(topology_.receiver_for(me, h), MessageKind::data, in, bytes_of_part(me));
   copy_bytes(out + starts[size_t(me)], in, bytes_of_part(me));
 
   size_t steps = 0;
@@ -67,7 +67,7 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
       };
       const auto place = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
       if (now(my_place)) copy_bytes(window_->mine(kArea), place(my_place), now(my_place));
-      transfers.progress();  // what is under way must not wait for the neighbours
+      transfers.progress();  // what is under way must not wait for the window
       window_->next_phase();
       for (size_t k = 0; k < parts.size(); ++k)
         if (k != my_place && now(k)) copy_bytes(place(k), window_->shown(int(k), kArea), now(k));
@@ -78,8 +78,8 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
 
 void NetworkCollectives::all_gather_uneven(const Description& what, const detail::Memory& in,
                                            const detail::Memory& out,
-                                           std::span<const int64_t> counts, Patience patience) {
-  begin(what, patience);
+                                           std::span<const int64_t> counts, Timeouts timeouts) {
+  begin(what, timeouts);
   std::vector<size_t> starts{0};
   for (const int64_t count : counts)
     starts.push_back(starts.back() + size_t(count) * size_of(in.dtype));

@@ -28,12 +28,12 @@ PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> 
   // Sends first: peers wait for these.
   for (size_t i = 0; i < peers.size(); ++i) {
     std::memcpy(channels.greeting_to(peers[i]), &greeting, sizeof(greeting));
-    transfers_.send(peers[i], Lane::handshake, channels.greeting_to(peers[i]),
+    transfers_.send(peers[i], MessageKind::handshake, channels.greeting_to(peers[i]),
                     kGreetingData + (bytes.empty() ? 0 : bytes[i]));
   }
   for (const int peer : peers) std::memset(channels.greeting_from(peer), 0, sizeof(Greeting));
   for (const int peer : peers)
-    transfers_.receive(peer, Lane::handshake, channels.greeting_from(peer), kGreetingBytes);
+    transfers_.receive(peer, MessageKind::handshake, channels.greeting_from(peer), kGreetingBytes);
 }
 
 void PeerChannels::Handshake::finish() {

@@ -93,9 +93,9 @@ void PeerChannels::hear(int from, const Notice& notice) {
   }
 }
 
-void PeerChannels::begin(const Description& what, Patience patience, std::span<const Piece> list) {
+void PeerChannels::begin(const Description& what, Timeouts timeouts, std::span<const Piece> list) {
   control_->dispatch();  // a rank that comes late gets the group's first failure, too
-  wait_state_ = {Deadline(patience)};
+  wait_state_ = {Deadline(timeouts)};
   what_ = what;
   list_ = list;
   ++number_;
@@ -126,16 +126,16 @@ void PeerChannels::cancel(Transport::Message* message) {
                  "stopped may still write to the memory it was for");
 }
 
-size_t PeerChannels::Transfers::send(int peer, Lane lane, const void* data, size_t bytes) {
+size_t PeerChannels::Transfers::send(int peer, MessageKind kind, const void* data, size_t bytes) {
   items_.push_back(
-      {channels_.transport_.send(channels_.outer(peer), channels_.tag(lane), data, bytes), peer,
+      {channels_.transport_.send(channels_.outer(peer), channels_.tag(kind), data, bytes), peer,
        true});
   return items_.size() - 1;
 }
 
-size_t PeerChannels::Transfers::receive(int peer, Lane lane, void* data, size_t bytes) {
+size_t PeerChannels::Transfers::receive(int peer, MessageKind kind, void* data, size_t bytes) {
   items_.push_back(
-      {channels_.transport_.receive(channels_.outer(peer), channels_.tag(lane), data, bytes), peer,
+      {channels_.transport_.receive(channels_.outer(peer), channels_.tag(kind), data, bytes), peer,
        false});
   return items_.size() - 1;
 }

@@ -42,7 +42,7 @@ class PeerChannels final : private ControlPlane::Listener {
   const PeerMonitor& peers() const { return liveness_.peers(); }
 
   // A new operation. Throws if the group has failed. `list`: the tensors that errors name.
-  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
+  void begin(const Description& what, Timeouts timeouts, std::span<const Piece> list = {});
 
   // Messages under way. Each is waited for, or cancelled, before its memory is gone. For
   // collectives: one thread at a time.
@@ -53,8 +53,8 @@ class PeerChannels final : private ControlPlane::Listener {
     Transfers(const Transfers&) = delete;
 
     // Both return the number of the message.
-    size_t send(int peer, Lane lane, const void* data, size_t bytes);
-    size_t receive(int peer, Lane lane, void* data, size_t bytes);
+    size_t send(int peer, MessageKind kind, const void* data, size_t bytes);
+    size_t receive(int peer, MessageKind kind, void* data, size_t bytes);
     void wait(size_t number);
     void wait_all();
     // Takes in what is there, and sends what can be sent.
@@ -107,8 +107,8 @@ class PeerChannels final : private ControlPlane::Listener {
   const std::byte* told(int peer) const;
 
   // Between two ranks, beside the collectives.
-  void send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience);
-  void recv(const Description& what, const detail::Memory& out, int64_t tag, Patience patience);
+  void send(const Description& what, const detail::Memory& in, int64_t tag, Timeouts timeouts);
+  void recv(const Description& what, const detail::Memory& out, int64_t tag, Timeouts timeouts);
 
   // A message could not be cancelled, and its memory may still be written to: memory that it might
   // be in is never used again.
@@ -152,7 +152,7 @@ class PeerChannels final : private ControlPlane::Listener {
     Transport::Message* message;
   };
 
-  uint32_t tag(Lane lane) const { return ControlPlane::tag(group_.id, lane); }
+  uint32_t tag(MessageKind kind) const { return ControlPlane::tag(group_.id, kind); }
   int outer(int peer) const { return group_.ranks[size_t(peer)]; }
   void cancel(Transport::Message* message);
   std::byte* greeting_to(int peer) const;

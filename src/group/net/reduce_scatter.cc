@@ -55,10 +55,10 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
       sent[i % 2].clear();
       for (const int peer : others_)
         posted[i % 2].push_back(
-            transfers.receive(peer, Lane::data, memory + size_t(peer) * kPart, now));
+            transfers.receive(peer, MessageKind::data, memory + size_t(peer) * kPart, now));
       for (const int peer : others_)
         sent[i % 2].push_back(
-            transfers.send(peer, Lane::data, in + size_t(peer) * bytes + at, now));
+            transfers.send(peer, MessageKind::data, in + size_t(peer) * bytes + at, now));
     }
     if (i == 0) continue;
     const size_t at = (i - 1) * kPart;

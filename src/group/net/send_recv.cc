@@ -15,29 +15,30 @@ struct PeerChannels::Header {
 };
 
 void PeerChannels::send(const Description& what, const detail::Memory& in, int64_t tag,
-                        Patience patience) {
+                        Timeouts timeouts) {
   ++sent_;
   control_->pump();
   liveness_.check();
-  WaitState state{Deadline(patience)};
+  WaitState state{Deadline(timeouts)};
   const int peer = what.root;
   const Header header{tag, uint64_t(in.count) * size_of(in.dtype), in.dtype};
   const Wait wait{peer, what, sent_, state};
-  Transfer first(*this,
-                 transport_.send(outer(peer), this->tag(Lane::header), &header, sizeof(header)));
-  Transfer second(*this, header.bytes ? transport_.send(outer(peer), this->tag(Lane::message),
-                                                        in.data, header.bytes)
-                                      : nullptr);
+  Transfer first(
+      *this, transport_.send(outer(peer), this->tag(MessageKind::header), &header, sizeof(header)));
+  Transfer second(*this, header.bytes
+                             ? transport_.send(outer(peer), this->tag(MessageKind::message),
+                                               in.data, header.bytes)
+                             : nullptr);
   await(first.message, wait);
   await(second.message, wait);
 }
 
 void PeerChannels::recv(const Description& what, const detail::Memory& out, int64_t tag,
-                        Patience patience) {
+                        Timeouts timeouts) {
   ++received_;
   control_->pump();
   liveness_.check();
-  WaitState state{Deadline(patience)};
+  WaitState state{Deadline(timeouts)};
   const int peer = what.root;
   const size_t bytes = size_t(out.count) * size_of(out.dtype);
   const auto expect = [&](DType dtype, size_t sent) {
@@ -55,13 +56,13 @@ void PeerChannels::recv(const Description& what, const detail::Memory& out, int6
     return;
   }
   const Wait wait{peer, what, received_, state};
-  const auto take = [&](Lane lane, void* data, size_t size) {
-    Transfer transfer(*this, transport_.receive(outer(peer), this->tag(lane), data, size));
+  const auto take = [&](MessageKind kind, void* data, size_t size) {
+    Transfer transfer(*this, transport_.receive(outer(peer), this->tag(kind), data, size));
     await(transfer.message, wait);
   };
   while (true) {
     Header header;
-    take(Lane::header, &header, sizeof(header));
+    take(MessageKind::header, &header, sizeof(header));
     if (size_t(header.dtype) >= tutti::detail::kDTypes.size())
       liveness_.fail(ErrorCode::data_loss,
                      fmt::format("recv: {} sent {} bytes that are not a message of this protocol",
@@ -69,7 +70,7 @@ void PeerChannels::recv(const Description& what, const detail::Memory& out, int6
     const bool mine = header.tag == tag;
     if (mine) expect(header.dtype, header.bytes);
     Stored aside{header.tag, header.dtype, std::vector<std::byte>(mine ? 0 : header.bytes)};
-    if (header.bytes) take(Lane::message, mine ? out.data : aside.data.data(), header.bytes);
+    if (header.bytes) take(MessageKind::message, mine ? out.data : aside.data.data(), header.bytes);
     if (mine) return;
     early.push_back(std::move(aside));
   }

@@ -14,25 +14,25 @@ constexpr size_t kChunk = 256 << 10;
 
 }  // namespace
 
-void SharedMemoryCollectives::all_at_once(const Stream& stream) {
-  const size_t end = stream.bytes(), shown = end * stream.most_leaves();
-  stream.copy_leaves(0, end, window_.mine(shown), end, 0);
+void SharedMemoryCollectives::all_at_once(const FlatView& view) {
+  const size_t end = view.bytes(), shown = end * view.most_leaves();
+  view.copy_leaves(0, end, window_.mine(shown), end, 0);
   window_.next_phase();
-  stream.combine(
+  view.combine(
       0, end,
-      [&](size_t leaf, const Stream::Part& part) {
-        return window_.shown(stream.owner(leaf), shown) + stream.place(leaf) * end + part.at;
+      [&](size_t leaf, const FlatView::Part& part) {
+        return window_.shown(view.owner(leaf), shown) + view.place(leaf) * end + part.at;
       },
-      [&](const Stream::Part& part, std::vector<void*>& outputs) {
-        stream.add_my_outputs(part, outputs);
+      [&](const FlatView::Part& part, std::vector<void*>& outputs) {
+        view.add_my_outputs(part, outputs);
       });
 }
 
 // If all ranks reach each other's memory, each combines its share of the whole, and writes it to
 // all. If one does not, all go through the window.
-void SharedMemoryCollectives::in_place(const Stream& stream) {
-  const auto& pieces = stream.reduction().pieces;
-  const size_t mine = stream.my_leaves(), outputs = stream.outputs();
+void SharedMemoryCollectives::in_place(const FlatView& view) {
+  const auto& pieces = view.reduction().pieces;
+  const size_t mine = view.my_leaves(), outputs = view.outputs();
   const size_t words = 2 + pieces.size() * (mine + outputs);
   bool reachable = words * 8 <= kArea;
   auto* const table = reinterpret_cast<uint64_t*>(window_.mine(kArea));
@@ -43,26 +43,26 @@ void SharedMemoryCollectives::in_place(const Stream& stream) {
     for (const Piece& piece : pieces) {
       const auto add = [&](const void* data, DType dtype) {
         const size_t bytes = size_t(piece.count) * size_of(dtype);
-        *to = bytes ? reach_.place(data, bytes) : 0;
-        reachable &= *to++ != Reach::kNowhere;
+        *to = bytes ? memory_.place(data, bytes) : 0;
+        reachable &= *to++ != PeerMemory::kUnreachable;
       };
       for (const void* input : piece.inputs) add(input, piece.dtype);
       for (const void* output : piece.outputs)
-        add(output, result_dtype(stream.reduction().op, piece.dtype));
-      to = std::fill_n(to, outputs - piece.outputs.size(), Reach::kNowhere);
+        add(output, result_dtype(view.reduction().op, piece.dtype));
+      to = std::fill_n(to, outputs - piece.outputs.size(), PeerMemory::kUnreachable);
       if (!reachable) break;
     }
   }
   // From here on others may work on this rank's memory, and it on theirs.
-  Window::Touch touch(window_, reach_);
+  Window::Touch touch(window_, memory_);
   window_.next_phase(reachable);
   for (int r = 0; r < window_.size(); ++r)
-    if (!window_.flag(r)) return through_window(stream);
+    if (!window_.flag(r)) return through_window(view);
   touch.begin();
 
   const int n = window_.size(), me = window_.rank();
-  const size_t share = rounded_up((stream.bytes() + size_t(n) - 1) / size_t(n));
-  const size_t begin = std::min(stream.bytes(), share * size_t(me));
+  const size_t share = rounded_up((view.bytes() + size_t(n) - 1) / size_t(n));
+  const size_t begin = std::min(view.bytes(), share * size_t(me));
   const auto place_of = [&](int rank, size_t piece, size_t column) {
     const auto* t = reinterpret_cast<const uint64_t*>(window_.shown(rank, kArea));
     return t[2 + piece * (t[0] + t[1]) + column];
@@ -70,19 +70,19 @@ void SharedMemoryCollectives::in_place(const Stream& stream) {
   const auto count_of = [&](int rank, size_t which) {
     return reinterpret_cast<const uint64_t*>(window_.shown(rank, kArea))[which];
   };
-  stream.combine(
-      begin, std::min(stream.bytes(), begin + share),
-      [&](size_t leaf, const Stream::Part& part) {
-        const int owner = stream.owner(leaf);
-        return bytes_of(reach_.find(owner, place_of(owner, part.index, stream.place(leaf)))) +
+  view.combine(
+      begin, std::min(view.bytes(), begin + share),
+      [&](size_t leaf, const FlatView::Part& part) {
+        const int owner = view.owner(leaf);
+        return bytes_of(memory_.find(owner, place_of(owner, part.index, view.place(leaf)))) +
                part.first;
       },
-      [&](const Stream::Part& part, std::vector<void*>& to) {
+      [&](const FlatView::Part& part, std::vector<void*>& to) {
         for (int r = 0; r < n; ++r)
           for (size_t k = 0; k < count_of(r, 1); ++k)
             if (const uint64_t place = place_of(r, part.index, count_of(r, 0) + k);
-                place != Reach::kNowhere)
-              to.push_back(bytes_of(reach_.find(r, place)) + part.result_at(stream.reduction().op));
+                place != PeerMemory::kUnreachable)
+              to.push_back(bytes_of(memory_.find(r, place)) + part.result_at(view.reduction().op));
       });
   touch.end();
   window_.next_phase();
@@ -91,39 +91,39 @@ void SharedMemoryCollectives::in_place(const Stream& stream) {
 
 // Chunk by chunk. A rank shows what the others need of it, combines its own share of the chunk from
 // its own memory and from what they show, shows the result, and takes theirs.
-void SharedMemoryCollectives::through_window(const Stream& stream) {
+void SharedMemoryCollectives::through_window(const FlatView& view) {
   const int n = window_.size(), me = window_.rank();
-  const ReduceOp op = stream.reduction().op;
-  const size_t chunk = kChunk / std::max(stream.most_leaves(), stream.widest()) / kAlign * kAlign;
-  for (size_t at = 0; at < stream.bytes(); at += chunk) {
-    const size_t end = std::min(stream.bytes(), at + chunk);
+  const ReduceOp op = view.reduction().op;
+  const size_t chunk = kChunk / std::max(view.most_leaves(), view.widest()) / kAlign * kAlign;
+  for (size_t at = 0; at < view.bytes(); at += chunk) {
+    const size_t end = std::min(view.bytes(), at + chunk);
     const size_t share = rounded_up((end - at + size_t(n) - 1) / size_t(n));
     const auto begin_of = [&](int rank) { return std::min(end, at + share * size_t(rank)); };
     const size_t begin = begin_of(me), stop = begin_of(me + 1);
 
     std::byte* const to = window_.mine(kArea);
-    stream.copy_leaves(at, begin, to, chunk, at);
-    stream.copy_leaves(stop, end, to, chunk, at);
+    view.copy_leaves(at, begin, to, chunk, at);
+    view.copy_leaves(stop, end, to, chunk, at);
     window_.next_phase();
 
     std::byte* const results = window_.mine(kArea);
-    const size_t wide = stream.widest();
-    stream.combine(
+    const size_t wide = view.widest();
+    view.combine(
         begin, stop,
-        [&](size_t leaf, const Stream::Part& part) -> const std::byte* {
-          const int owner = stream.owner(leaf);
-          if (owner == me) return bytes_of(part.piece.inputs[stream.place(leaf)]) + part.first;
-          return window_.shown(owner, kArea) + stream.place(leaf) * chunk + (part.at - at);
+        [&](size_t leaf, const FlatView::Part& part) -> const std::byte* {
+          const int owner = view.owner(leaf);
+          if (owner == me) return bytes_of(part.piece.inputs[view.place(leaf)]) + part.first;
+          return window_.shown(owner, kArea) + view.place(leaf) * chunk + (part.at - at);
         },
-        [&](const Stream::Part& part, std::vector<void*>& outputs) {
+        [&](const FlatView::Part& part, std::vector<void*>& outputs) {
           outputs.push_back(results + (part.at - at) * wide);
-          stream.add_my_outputs(part, outputs);
+          view.add_my_outputs(part, outputs);
         });
     window_.next_phase();
 
     for (int r = 0; r < n; ++r) {
       if (r == me) continue;
-      stream.for_each_part(begin_of(r), begin_of(r + 1), [&](const Stream::Part& part) {
+      view.for_each_part(begin_of(r), begin_of(r + 1), [&](const FlatView::Part& part) {
         for (void* output : part.piece.outputs)
           copy_bytes(bytes_of(output) + part.result_at(op),
                      window_.shown(r, kArea) + (part.at - at) * wide, part.result_bytes(op));

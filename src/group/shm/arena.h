@@ -16,7 +16,7 @@
 #include <mutex>
 #include <string>
 
-#include "group/shm/reach.h"
+#include "group/shm/peer_memory.h"
 
 namespace tutti::group {
 
@@ -36,7 +36,7 @@ class Arena {
 
   int fd() const { return fd_; }
   size_t first_segment() const { return segments_[0].bytes; }
-  // Reach::kNowhere if it is not in this arena.
+  // PeerMemory::kUnreachable if it is not in this arena.
   uint64_t place_of(const void* data, size_t bytes) const {
     const size_t count = count_.load(std::memory_order_acquire);
     for (size_t i = 0; i < count; ++i) {
@@ -44,7 +44,7 @@ class Arena {
       if (offset < segments_[i].bytes && bytes <= segments_[i].bytes - offset)
         return uint64_t(i) << kOffsetBits | offset;
     }
-    return Reach::kNowhere;
+    return PeerMemory::kUnreachable;
   }
   std::byte* at(uint64_t place) const {
     return segments_[segment_of(place)].base + offset_of(place);

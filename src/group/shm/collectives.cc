@@ -10,19 +10,19 @@ constexpr size_t kWhole = 64 << 10;
 
 }  // namespace
 
-void SharedMemoryCollectives::run(const Description& what, const GroupCall& call, Patience patience,
+void SharedMemoryCollectives::run(const Description& what, const GroupCall& call, Timeouts timeouts,
                                   std::span<const Piece> list) {
-  if (call.kind == Collective::send) return window_.send(what, call.in, call.tag, patience);
-  if (call.kind == Collective::recv) return window_.recv(what, call.out, call.tag, patience);
+  if (call.kind == Collective::send) return window_.send(what, call.in, call.tag, timeouts);
+  if (call.kind == Collective::recv) return window_.recv(what, call.out, call.tag, timeouts);
   if (call.kind == Collective::all_reduce && size_in_bytes(call.in) > kWhole) {
     const void* const in = call.in.data;
     void* const out = call.out.data;
     const Piece piece{{&in, 1}, {&out, 1}, call.in.count, call.in.dtype};
     std::vector<int> owners(size_t(window_.size()));
     for (int r = 0; r < window_.size(); ++r) owners[size_t(r)] = r;
-    return all_reduce(what, {{&piece, 1}, owners, call.op}, patience);
+    return all_reduce(what, {{&piece, 1}, owners, call.op}, timeouts);
   }
-  window_.begin(what, patience, list);
+  window_.begin(what, timeouts, list);
   switch (call.kind) {
     case Collective::all_reduce:
     case Collective::reduce: return reduce(call);
@@ -40,11 +40,11 @@ void SharedMemoryCollectives::run(const Description& what, const GroupCall& call
 }
 
 void SharedMemoryCollectives::all_reduce(const Description& what, const LeafReduction& reduction,
-                                         Patience patience) {
-  window_.begin(what, patience, reduction.pieces);
-  const Stream stream(reduction, window_.rank(), window_.size());
-  if (stream.bytes() * stream.most_leaves() <= kWhole) return all_at_once(stream);
-  in_place(stream);
+                                         Timeouts timeouts) {
+  window_.begin(what, timeouts, reduction.pieces);
+  const FlatView view(reduction, window_.rank(), window_.size());
+  if (view.bytes() * view.most_leaves() <= kWhole) return all_at_once(view);
+  in_place(view);
 }
 
 void SharedMemoryCollectives::show_parts(const GroupCall& call, size_t at, size_t now,

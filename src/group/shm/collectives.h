@@ -4,22 +4,23 @@
 // combining its share of a chunk; or is combined where it lies, if all ranks can reach it.
 #pragma once
 
-#include "group/plan/stream.h"
-#include "group/shm/reach.h"
+#include "group/plan/flat_view.h"
+#include "group/shm/peer_memory.h"
 #include "group/shm/window.h"
 
 namespace tutti::group {
 
 class SharedMemoryCollectives {
  public:
-  SharedMemoryCollectives(Window& window, const Reach& reach) : window_(window), reach_(reach) {}
+  SharedMemoryCollectives(Window& window, const PeerMemory& memory)
+      : window_(window), memory_(memory) {}
 
-  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+  void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list = {});
-  void all_reduce(const Description& what, const LeafReduction& reduction, Patience patience);
+  void all_reduce(const Description& what, const LeafReduction& reduction, Timeouts timeouts);
   void all_gather_uneven(const Description& what, const detail::Memory& in,
                          const detail::Memory& out, std::span<const int64_t> counts,
-                         Patience patience);
+                         Timeouts timeouts);
 
  private:
   using GroupCall = detail::GroupCall;
@@ -31,9 +32,9 @@ class SharedMemoryCollectives {
   void all_to_all(const GroupCall& call);
   void reduce_scatter(const GroupCall& call);
 
-  void all_at_once(const Stream& stream);
-  void through_window(const Stream& stream);
-  void in_place(const Stream& stream);
+  void all_at_once(const FlatView& view);
+  void through_window(const FlatView& view);
+  void in_place(const FlatView& view);
 
   // show(at, now), a phase, and take(at, now), for every chunk of `bytes`; once if there are none.
   template <class Show, class Take>
@@ -58,7 +59,7 @@ class SharedMemoryCollectives {
   void combine(const GroupCall& call, size_t at, size_t bytes, const Leaf& leaf);
 
   Window& window_;
-  const Reach& reach_;
+  const PeerMemory& memory_;
 };
 
 }  // namespace tutti::group

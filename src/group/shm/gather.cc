@@ -21,8 +21,8 @@ void SharedMemoryCollectives::gather(const GroupCall& call) {
 void SharedMemoryCollectives::all_gather_uneven(const Description& what, const detail::Memory& in,
                                                 const detail::Memory& out,
                                                 std::span<const int64_t> counts,
-                                                Patience patience) {
-  window_.begin(what, patience);
+                                                Timeouts timeouts) {
+  window_.begin(what, timeouts);
   const size_t each = size_of(in.dtype);
   const size_t most = size_t(*std::ranges::max_element(counts)) * each;
   const auto length = [&](int rank, size_t at, size_t now) {

@@ -5,14 +5,14 @@
 #include <new>
 
 #include "base/topology.h"
-#include "group/shm/window_backend.h"
+#include "group/shm/backend.h"
 #include "kernels/reduce.h"
 
 namespace tutti::group {
 
 namespace {
 
-class Threads : public Reach, public PeerMonitor {
+class Threads : public PeerMemory, public PeerMonitor {
  public:
   explicit Threads(int n) : n_(n) {}
 
@@ -50,17 +50,16 @@ class Threads : public Reach, public PeerMonitor {
 
 std::vector<std::unique_ptr<Backend>> make_in_process(int n) {
   const auto threads = std::make_shared<Threads>(n);
-  const Neighbourhood neighbourhood{threads, std::make_shared<Blocks>(), threads};
+  const HostPeers host_peers{threads, std::make_shared<BlockPool>(), threads};
   std::vector<int> ranks;
   std::vector<Block*> blocks;
   for (int r = 0; r < n; ++r) {
     ranks.push_back(r);
-    blocks.push_back(neighbourhood.blocks->make(*threads, n));
+    blocks.push_back(host_peers.blocks->make(*threads, n));
   }
   std::vector<std::unique_ptr<Backend>> result;
   for (int r = 0; r < n; ++r)
-    result.push_back(
-        std::make_unique<WindowBackend>("in_process", neighbourhood, ranks, r, blocks));
+    result.push_back(std::make_unique<WindowBackend>("in_process", host_peers, ranks, r, blocks));
   return result;
 }
 

@@ -9,10 +9,10 @@
 namespace tutti::group {
 
 void Window::send(const Description& what, const detail::Memory& in, int64_t tag,
-                  Patience patience) {
+                  Timeouts timeouts) {
   ++sent_;
   check();
-  Deadline deadline(patience);
+  Deadline deadline(timeouts);
   Channel& channel = this->channel(rank_, what.root);
   const auto* from = static_cast<const std::byte*>(in.data);
   const size_t bytes = size_t(in.count) * size_of(in.dtype);
@@ -37,10 +37,10 @@ void Window::send(const Description& what, const detail::Memory& in, int64_t tag
 }
 
 void Window::recv(const Description& what, const detail::Memory& out, int64_t tag,
-                  Patience patience) {
+                  Timeouts timeouts) {
   ++received_;
   check();
-  Deadline deadline(patience);
+  Deadline deadline(timeouts);
   const int peer = what.root;
   const size_t bytes = size_t(out.count) * size_of(out.dtype);
   const auto expect = [&](DType dtype, size_t sent) {

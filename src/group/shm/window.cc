@@ -13,7 +13,7 @@
 
 #include "base/spin.h"
 #include "group/liveness/timing.h"
-#include "group/shm/reach.h"
+#include "group/shm/peer_memory.h"
 
 namespace tutti::group {
 
@@ -57,9 +57,9 @@ Window::~Window() {
   for (Block* block : blocks_) block->gone.fetch_add(1);
 }
 
-void Window::begin(const Description& what, Patience patience, std::span<const Piece> list) {
+void Window::begin(const Description& what, Timeouts timeouts, std::span<const Piece> list) {
   liveness_.check_at_start(what, number_ + 1);
-  deadline_ = Deadline(patience);
+  deadline_ = Deadline(timeouts);
   what_ = what;
   list_ = list;
   hash_ = what.hash();

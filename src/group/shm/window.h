@@ -23,7 +23,7 @@
 
 namespace tutti::group {
 
-class Reach;
+class PeerMemory;
 
 class Window {
  public:
@@ -41,7 +41,7 @@ class Window {
 
   // A new operation, which all ranks must describe alike. Throws if the group has failed.
   // `list`: the tensors that errors name.
-  void begin(const Description& what, Patience patience, std::span<const Piece> list = {});
+  void begin(const Description& what, Timeouts timeouts, std::span<const Piece> list = {});
 
   // Where to write up to `bytes` for the next phase, and what `rank` has shown in this one.
   std::byte* mine(size_t bytes) { return place(rank_, phase_ + 1, bytes); }
@@ -54,7 +54,7 @@ class Window {
   // While all ranks let the others at their memory.
   class Touch {
    public:
-    Touch(Window& window, const Reach& memory) : window_(window), memory_(memory) {}
+    Touch(Window& window, const PeerMemory& memory) : window_(window), memory_(memory) {}
     // If the operation fails: waits until no rank works on this rank's memory any more, so that its
     // owner can have it back.
     ~Touch();
@@ -66,14 +66,14 @@ class Window {
 
    private:
     Window& window_;
-    const Reach& memory_;
+    const PeerMemory& memory_;
     bool all_done_ = false;
   };
 
   // Between two ranks; `what` is a send or a recv. The other's dtype and size must be the same. A
   // thread may send and another receive while a third is in a collective.
-  void send(const Description& what, const detail::Memory& in, int64_t tag, Patience patience);
-  void recv(const Description& what, const detail::Memory& out, int64_t tag, Patience patience);
+  void send(const Description& what, const detail::Memory& in, int64_t tag, Timeouts timeouts);
+  void recv(const Description& what, const detail::Memory& out, int64_t tag, Timeouts timeouts);
 
   // Throws if the group has failed.
   void check() const { latch_.check(); }

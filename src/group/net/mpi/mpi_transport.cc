@@ -168,7 +168,7 @@ class MpiTransport : public Transport {
           fmt::format("mpi: a message of {} bytes; MPI takes less than 2 GiB", bytes));
     return int(bytes);
   }
-  // The lower three bits are the lane; groups take turns with the rest.
+  // The lower three bits are the kind; groups take turns with the rest.
   static int tag_of(uint64_t tag) {
     const uint64_t groups = (uint64_t(world().most_tags) + 1) / 8;
     return int((tag >> 3) % groups * 8 + (tag & 7));

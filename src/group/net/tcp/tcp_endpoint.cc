@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "base/module.h"
+#include "group/liveness/timing.h"
 #include "group/net/tcp/sockets.h"
 #include "group/net/transport_parts.h"
 
@@ -25,8 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How often a rank that waits for others to connect looks whether the job goes on.
-constexpr milliseconds kLook(100);
+constexpr int kPollMs = int(duration_cast<milliseconds>(timing::kConnectPoll).count());
 // Connections that have not shown yet that they are of a rank.
 constexpr size_t kMostStrangers = 256;
 
@@ -163,7 +163,7 @@ class TcpEndpoint : public Endpoint {
     if (::connect(file.get(), all->ai_addr, all->ai_addrlen) != 0 && errno != EINPROGRESS)
       fail(errno);
     pollfd connecting{file.get(), POLLOUT, 0};
-    while (poll(&connecting, 1, int(kLook.count())) <= 0) {
+    while (poll(&connecting, 1, kPollMs) <= 0) {
       check();
       if (Clock::now() > until) fail(ETIMEDOUT);
     }
@@ -188,7 +188,7 @@ class TcpEndpoint : public Endpoint {
     while (missing() >= 0) {
       std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
       for (const Stranger& stranger : strangers) polled.push_back({stranger.file.get(), POLLIN, 0});
-      poll(polled.data(), polled.size(), int(kLook.count()));
+      poll(polled.data(), polled.size(), kPollMs);
       check();
       if (Clock::now() > until)
         throw UnavailableError(fmt::format(

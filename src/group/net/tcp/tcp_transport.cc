@@ -21,6 +21,7 @@
 #include <new>
 #include <utility>
 
+#include "group/liveness/timing.h"
 #include "group/net/tcp/sockets.h"
 #include "group/net/transport_parts.h"
 
@@ -31,9 +32,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How long a send to a rank that takes nothing any more is waited for, before the connection is
-// cut.
-constexpr milliseconds kPatience(200);
 // What is read beyond the end of the message that is being read.
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
@@ -209,8 +207,8 @@ class TcpTransport : public Transport {
       } else {
         // Those that are given up together share one wait.
         const auto now = Clock::now();
-        if (now > patience_until_ + kPatience) patience_until_ = now + kPatience;
-        while (message->state == State::under_way && Clock::now() < patience_until_)
+        if (now > cancel_until_ + timing::kCancel) cancel_until_ = now + timing::kCancel;
+        while (message->state == State::under_way && Clock::now() < cancel_until_)
           if (!progress_locked()) nap(milliseconds(1));
         // Its memory is wanted back, and the peer does not take it: there is no other way.
         if (message->state == State::under_way) lose(peer, "it does not take what is sent to it");
@@ -256,7 +254,7 @@ class TcpTransport : public Transport {
     const auto now = Clock::now(), until = now + at_most;
     // What the system has taken gets there by itself, unless it finds something unread when it
     // closes the connection: so it is waited for only briefly.
-    const auto quick = std::min(until, now + kPatience);
+    const auto quick = std::min(until, now + timing::kCancel);
     do {
       if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
     } while (Clock::now() < (unsent_ ? until : quick) && !is_all_taken());
@@ -501,7 +499,7 @@ class TcpTransport : public Transport {
   Pool<TcpMessage> messages_;
   Sleepers sleepers_;
   size_t unsent_ = 0;
-  Clock::time_point patience_until_{};
+  Clock::time_point cancel_until_{};
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/module.h"
+#include "group/liveness/timing.h"
 #include "group/net/transport.h"
 #include "group/net/transport_parts.h"
 #include "group/net/ucx/devices.h"
@@ -26,10 +27,6 @@ UcxMessage* own(Transport::Message* message) { return static_cast<UcxMessage*>(m
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-// What was sent to a rank that takes nothing any more is waited for this long, before the
-// connection is cut.
-constexpr milliseconds kPatience(200);
 
 void check(ucs_status_t status, const char* what) {
   if (status != UCS_OK)
@@ -163,13 +160,13 @@ class UcxTransport : public Transport {
       if (!message->sending) ucp_request_cancel(ucx_->worker(), message->request);
       // Those that are given up together share one wait.
       const auto now = Clock::now();
-      if (now > patience_until_ + kPatience) patience_until_ = now + kPatience;
-      if (!progress_until_done(message, patience_until_)) {
+      if (now > cancel_until_ + timing::kCancel) cancel_until_ = now + timing::kCancel;
+      if (!progress_until_done(message, cancel_until_)) {
         // Its memory is wanted back, and the peer does not take it: there is no other way.
         Peer& peer = peers_[size_t(message->peer)];
         peer.loss.store("it does not take what is sent to it");
         close(peer, UCP_EP_CLOSE_MODE_FORCE);
-        done = progress_until_done(message, Clock::now() + kPatience);
+        done = progress_until_done(message, Clock::now() + timing::kCancel);
       }
     }
     drop(message);
@@ -254,7 +251,7 @@ class UcxTransport : public Transport {
     void* const request = ucp_ep_close_nbx(peer.endpoint, &params);
     peer.endpoint = nullptr;
     if (!UCS_PTR_IS_PTR(request)) return;
-    const auto until = Clock::now() + kPatience;
+    const auto until = Clock::now() + timing::kCancel;
     while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < until)
       progress_locked();
     ucp_request_free(request);
@@ -266,7 +263,7 @@ class UcxTransport : public Transport {
   std::mutex mutex_;  // UCX serves one thread at a time
   Pool<UcxMessage> messages_;
   Sleepers sleepers_;
-  Clock::time_point patience_until_{};
+  Clock::time_point cancel_until_{};
 };
 
 class UcxEndpoint : public Endpoint {

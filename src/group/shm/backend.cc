@@ -1,11 +1,11 @@
-#include "group/shm/window_backend.h"
+#include "group/shm/backend.h"
 
 namespace tutti::group {
 
 // The memory of some of the ranks.
-class WindowBackend::Subset : public Reach {
+class WindowBackend::Subset : public PeerMemory {
  public:
-  Subset(std::shared_ptr<Reach> all, std::vector<int> ranks)
+  Subset(std::shared_ptr<PeerMemory> all, std::vector<int> ranks)
       : all_(std::move(all)), ranks_(std::move(ranks)) {}
 
   uint64_t place(const void* data, size_t bytes) const override { return all_->place(data, bytes); }
@@ -19,24 +19,23 @@ class WindowBackend::Subset : public Reach {
   void abandon() const override { all_->abandon(); }
 
  private:
-  const std::shared_ptr<Reach> all_;
+  const std::shared_ptr<PeerMemory> all_;
   const std::vector<int> ranks_;
 };
 
-WindowBackend::WindowBackend(const char* name, Neighbourhood neighbourhood, std::vector<int> ranks,
+WindowBackend::WindowBackend(const char* name, HostPeers host_peers, std::vector<int> ranks,
                              int rank, std::vector<Block*> blocks)
     : name_(name),
-      neighbourhood_(std::move(neighbourhood)),
+      host_peers_(std::move(host_peers)),
       ranks_(std::move(ranks)),
-      subset_(std::make_unique<Subset>(neighbourhood_.reach, ranks_)),
-      window_(rank, std::move(blocks),
-              std::make_shared<GroupMonitor>(neighbourhood_.monitor, ranks_)),
+      subset_(std::make_unique<Subset>(host_peers_.memory, ranks_)),
+      window_(rank, std::move(blocks), std::make_shared<GroupMonitor>(host_peers_.monitor, ranks_)),
       algorithms_(window_, *subset_) {}
 
 WindowBackend::~WindowBackend() = default;
 
-std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Patience patience) {
-  Block* const mine = neighbourhood_.blocks->make(*subset_, int(ranks.size()));
+std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Timeouts timeouts) {
+  Block* const mine = host_peers_.blocks->make(*subset_, int(ranks.size()));
   uint64_t place = subset_->place(mine, Block::bytes(int(ranks.size())));
   std::vector<uint64_t> places(ranks_.size());
   const Description what{.kind = Collective::split};
@@ -44,7 +43,7 @@ std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Patien
                   {Collective::split,
                    {&place, 1, DType::uint64},
                    {places.data(), int64_t(places.size()), DType::uint64}},
-                  patience);
+                  timeouts);
   std::vector<int> outer;
   std::vector<Block*> blocks;
   int rank = 0;
@@ -53,7 +52,7 @@ std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Patien
     outer.push_back(ranks_[size_t(r)]);
     blocks.push_back(static_cast<Block*>(subset_->find(r, places[size_t(r)])));
   }
-  return std::make_unique<WindowBackend>(name_, neighbourhood_, std::move(outer), rank,
+  return std::make_unique<WindowBackend>(name_, host_peers_, std::move(outer), rank,
                                          std::move(blocks));
 }
 

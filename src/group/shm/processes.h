@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cluster/coordination.h"
-#include "group/shm/window_backend.h"
+#include "group/shm/backend.h"
 
 namespace tutti::group {
 
@@ -29,7 +29,7 @@ ShmHello shm_hello(const std::string& host);
 // What the processes of one host have in common, and no others: the boot, and the process ids.
 std::string this_host();
 
-struct Neighbours {
+struct HostProcesses {
   int rank;                            // the place of this one among them
   std::vector<int> ranks;              // of the job
   std::vector<std::string> addresses;  // and what follows, in the order of `ranks`
@@ -39,6 +39,6 @@ struct Neighbours {
 };
 
 // Maps the memory of all. UnimplementedError where one of them is on another host.
-Neighbourhood shm_neighbourhood(const Neighbours& neighbours);
+HostPeers connect_processes(const HostProcesses& processes);
 
 }  // namespace tutti::group

@@ -27,9 +27,9 @@ inline size_t size_in_bytes(const detail::Memory& memory) {
 }
 
 // The tensors of a reduction end to end, each starting on a line. Chunks are ranges of bytes of it.
-class Stream {
+class FlatView {
  public:
-  Stream(const LeafReduction& reduction, int rank, int ranks) : reduction_(reduction) {
+  FlatView(const LeafReduction& reduction, int rank, int ranks) : reduction_(reduction) {
     std::vector<int> leaves(size_t(ranks), 0);
     place_.reserve(reduction.owners.size());
     for (const int owner : reduction.owners) place_.push_back(leaves[size_t(owner)]++);
@@ -63,7 +63,7 @@ class Stream {
     size_t index;  // of the piece
     size_t first;  // byte of the piece
     size_t bytes;
-    size_t at;                             // byte of the stream
+    size_t at;                             // byte of the view
     size_t result_at(ReduceOp op) const {  // byte of its results
       return first / size_of(piece.dtype) * size_of(result_dtype(op, piece.dtype));
     }
@@ -73,7 +73,7 @@ class Stream {
     int64_t count() const { return int64_t(bytes / size_of(piece.dtype)); }
   };
 
-  // f(part) for every piece of a tensor in [begin, end) of the stream, which are multiples of a
+  // f(part) for every piece of a tensor in [begin, end) of the view, which are multiples of a
   // line.
   template <class F>
   void for_each_part(size_t begin, size_t end, const F& f) const {

@@ -1,4 +1,4 @@
-#include "group/shm/shm.h"
+#include "group/shm/processes.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -10,6 +10,7 @@
 #include <bitset>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "base/descriptors.h"
 #include "group/shm/arena.h"
@@ -35,21 +36,21 @@ Cores my_cores() {
   return cores;
 }
 
-class Processes : public Reach, public PeerMonitor {
+class Processes : public PeerMemory, public PeerMonitor {
  public:
-  explicit Processes(const Neighbours& neighbours) : neighbours_(neighbours) {
-    const std::string& here = neighbours.hellos[size_t(neighbours.rank)].host;
+  explicit Processes(const HostProcesses& processes) : peers_(processes) {
+    const std::string& here = processes.hellos[size_t(processes.rank)].host;
     Cores cores;
-    for (size_t r = 0; r < neighbours.hellos.size(); ++r) {
-      const ShmHello& hello = neighbours.hellos[r];
+    for (size_t r = 0; r < processes.hellos.size(); ++r) {
+      const ShmHello& hello = processes.hellos[r];
       if (hello.host != here)
         throw UnimplementedError(fmt::format(
             "group: {} and {} cannot reach each other's memory: they are on different hosts, or in "
             "containers that do not share their process ids",
-            name(size_t(neighbours.rank)), name(r)));
+            name(size_t(processes.rank)), name(r)));
       for (const int core : hello.cores) cores.set(size_t(core));
       Process& process = processes_.emplace_back();
-      if (int(r) == neighbours.rank) continue;
+      if (int(r) == processes.rank) continue;
       process.pid = hello.pid;
       process.arena =
           std::make_unique<PeerArena>(PeerArena::Origin{.name = name(r),
@@ -73,7 +74,7 @@ class Processes : public Reach, public PeerMonitor {
     return Arena::mine().place_of(data, bytes);
   }
   void* find(int rank, uint64_t place) const override {
-    if (rank == neighbours_.rank) return Arena::mine().at(place);
+    if (rank == peers_.rank) return Arena::mine().at(place);
     return processes_[size_t(rank)].arena->at(place);
   }
   std::shared_ptr<void> allocate(size_t bytes) override { return Arena::mine().allocate(bytes); }
@@ -81,7 +82,7 @@ class Processes : public Reach, public PeerMonitor {
     return Arena::mine().allocate_zeroed(bytes);
   }
 
-  std::string address(int rank) const override { return neighbours_.addresses[size_t(rank)]; }
+  std::string address(int rank) const override { return peers_.addresses[size_t(rank)]; }
   std::string loss(int rank) const override {
     const Process& process = processes_[size_t(rank)];
     pollfd ended{process.pidfd, POLLIN, 0};
@@ -89,10 +90,9 @@ class Processes : public Reach, public PeerMonitor {
     return fmt::format("has died (process {} is gone)", process.pid);
   }
   std::optional<cluster::Failure> failure() const override {
-    return neighbours_.alarm->load(std::memory_order_acquire) ? neighbours_.failure()
-                                                              : std::nullopt;
+    return peers_.alarm->load(std::memory_order_acquire) ? peers_.failure() : std::nullopt;
   }
-  const std::atomic<bool>* alarm() const override { return neighbours_.alarm; }
+  const std::atomic<bool>* alarm() const override { return peers_.alarm; }
   void abandon() const override { Arena::mine().abandon(); }
   bool crowded() const override { return crowded_; }
   bool separate_processes() const override { return true; }
@@ -112,10 +112,10 @@ class Processes : public Reach, public PeerMonitor {
   };
 
   std::string name(size_t place) const {
-    return fmt::format("rank {} ({})", neighbours_.ranks[place], neighbours_.addresses[place]);
+    return rank_name(peers_.ranks[place], peers_.addresses[place]);
   }
 
-  const Neighbours neighbours_;
+  const HostProcesses peers_;
   std::vector<Process> processes_;
   bool crowded_ = false;
 };
@@ -144,9 +144,9 @@ ShmHello shm_hello(const std::string& host) {
           .dumpable = prctl(PR_GET_DUMPABLE) == 1};
 }
 
-Neighbourhood shm_neighbourhood(const Neighbours& neighbours) {
-  const auto processes = std::make_shared<Processes>(neighbours);
-  return {processes, std::make_shared<Blocks>(), processes};
+HostPeers connect_processes(const HostProcesses& processes) {
+  const auto peers = std::make_shared<Processes>(processes);
+  return {peers, std::make_shared<BlockPool>(), peers};
 }
 
 }  // namespace tutti::group

@@ -12,13 +12,13 @@
 namespace tutti::group {
 
 // Safe to use from any thread.
-class Reach {
+class PeerMemory {
  public:
-  static constexpr uint64_t kNowhere = ~uint64_t{0};
+  static constexpr uint64_t kUnreachable = ~uint64_t{0};
 
-  virtual ~Reach() = default;
-  // Where [data, data + bytes) is, in words that any rank understands; kNowhere if only this one
-  // can get there.
+  virtual ~PeerMemory() = default;
+  // Where [data, data + bytes) is, in words that any rank understands; kUnreachable if only this
+  // one can get there.
   virtual uint64_t place(const void* data, size_t bytes) const = 0;
   // That memory of `rank`, as this rank reaches it.
   virtual void* find(int rank, uint64_t place) const = 0;
@@ -32,10 +32,10 @@ class Reach {
 
 // The blocks that this rank has made for its groups. Others may still look at one when its own rank
 // has left, so it is given back when the next one is made.
-class Blocks {
+class BlockPool {
  public:
   // `extra` bytes follow it.
-  Block* make(Reach& reach, int ranks, size_t extra = 0);
+  Block* make(PeerMemory& memory, int ranks, size_t extra = 0);
 
  private:
   struct Kept {

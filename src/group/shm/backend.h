@@ -7,16 +7,16 @@
 namespace tutti::group {
 
 // One rank's way to the memory of all others, for as long as any of its groups lives.
-struct Neighbourhood {
-  std::shared_ptr<Reach> reach;  // ranks are those of the outermost group
-  std::shared_ptr<Blocks> blocks;
+struct HostPeers {
+  std::shared_ptr<PeerMemory> memory;  // ranks are those of the outermost group
+  std::shared_ptr<BlockPool> blocks;
   std::shared_ptr<const PeerMonitor> monitor;
 };
 
 class WindowBackend : public Backend {
  public:
   // `ranks`: which of the outermost group's ranks take part. `blocks`: theirs.
-  WindowBackend(const char* name, Neighbourhood neighbourhood, std::vector<int> ranks, int rank,
+  WindowBackend(const char* name, HostPeers host_peers, std::vector<int> ranks, int rank,
                 std::vector<Block*> blocks);
   ~WindowBackend() override;
 
@@ -26,22 +26,22 @@ class WindowBackend : public Backend {
   std::string address(int rank) const override { return window_.peers().address(rank); }
   bool is_local(int) const override { return true; }
   using Backend::run;
-  void run(const Description& what, const detail::GroupCall& call, Patience patience,
+  void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list) override {
-    algorithms_.run(what, call, patience, list);
+    algorithms_.run(what, call, timeouts, list);
   }
   void all_reduce(const Description& what, const LeafReduction& reduction,
-                  Patience patience) override {
-    algorithms_.all_reduce(what, reduction, patience);
+                  Timeouts timeouts) override {
+    algorithms_.all_reduce(what, reduction, timeouts);
   }
   void all_gather_uneven(const Description& what, const detail::Memory& in,
                          const detail::Memory& out, std::span<const int64_t> counts,
-                         Patience patience) override {
-    algorithms_.all_gather_uneven(what, in, out, counts, patience);
+                         Timeouts timeouts) override {
+    algorithms_.all_gather_uneven(what, in, out, counts, timeouts);
   }
-  std::unique_ptr<Backend> split(std::span<const int> ranks, Patience patience) override;
+  std::unique_ptr<Backend> split(std::span<const int> ranks, Timeouts timeouts) override;
   std::shared_ptr<void> allocate(size_t bytes) override {
-    return neighbourhood_.reach->allocate(bytes);
+    return host_peers_.memory->allocate(bytes);
   }
   void check(const std::string& during) override { window_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override { window_.latch().set(code, text); }
@@ -50,7 +50,7 @@ class WindowBackend : public Backend {
   class Subset;
 
   const char* name_;
-  Neighbourhood neighbourhood_;
+  HostPeers host_peers_;
   std::vector<int> ranks_;
   std::unique_ptr<Subset> subset_;
   Window window_;
