@@ -66,7 +66,7 @@ std::optional<Host> parse_line(std::string_view line) {
 }
 
 // A word that a shell takes as it is, on one line: `n` holds the end of a line.
-std::string quoted(std::string_view text) {
+std::string shell_quoted(std::string_view text) {
   std::string result = "'";
   for (const char c : text) {
     if (c == '\'')
@@ -136,11 +136,11 @@ std::string remote_script(const RemoteWorker& worker) {
   std::string script = R"(n=$(printf '\nx'); n=${n%x}; )";
   script +=
       fmt::format("cd {0} || {{ echo \"tutti run: there is no folder \"{0} >&2; exit 127; }}; ",
-                  quoted(worker.folder));
+                  shell_quoted(worker.folder));
   for (const std::string& variable : worker.environment) {
     const size_t equals = variable.find('=');
     script += fmt::format("export {}={}; ", variable.substr(0, equals),
-                          quoted(std::string_view(variable).substr(equals + 1)));
+                          shell_quoted(std::string_view(variable).substr(equals + 1)));
   }
   if (worker.neighbours > 1)
     script += fmt::format(
@@ -149,7 +149,7 @@ std::string remote_script(const RemoteWorker& worker) {
         worker.neighbours);
   script +=
       fmt::format("exec 3<&0 </dev/null; setsid sh -c 'echo \"{}$$\"; exec \"$@\"' sh", kMark);
-  for (const std::string& word : worker.command) script += " " + quoted(word);
+  for (const std::string& word : worker.command) script += " " + shell_quoted(word);
   // Until the worker has become the leader of its group, only its own id reaches it. What waits for
   // the worker must outlive the signals that it passes on.
   script +=

@@ -9,7 +9,7 @@ namespace {
 
 using Notice = ControlPlane::Notice;
 
-struct Heard : ControlPlane::Listener {
+struct Heard final : ControlPlane::Listener {
   void hear(int from, const Notice& notice) override { all.emplace_back(from, notice); }
   std::vector<std::pair<int, Notice>> all;
 };

@@ -124,10 +124,11 @@ TEST_F(LivenessTest, PrefersTheReasonThatALostRankGave) {
 }
 
 TEST_F(LivenessTest, PumpsBeforeItLooks) {
-  struct : Pump {
+  struct Incoming final : Pump {
     void pump() override { latch->set(ErrorCode::unavailable, "came in just now"); }
     FailureLatch* latch;
-  } pump;
+  };
+  Incoming pump;
   pump.latch = &latch;
   const Liveness pumping(peers, latch, &pump);
   EXPECT_ERROR(UnavailableError, "came in just now", pumping.check_now("op"));
