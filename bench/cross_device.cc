@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions across the devices of one process: Tutti, the naive way, and the limit, in one table.
 //
 //   cross_device [--rounds N] [--json FILE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions across logical GPUs of one card, beside what the card can do: one table.
 //
 //   cuda [--rounds N] [--json FILE]
@@ -197,8 +198,9 @@ void run(int rounds, const char* json_file) {
     reduce("ResNet-50, 161 tensors x " + std::to_string(k), list);
   }
   const PerReplica<Value> small = values(4, 2, 0, DType::float32);
-  bench.enqueueing("4 floats x 2, batch_reduce enqueued",
-                   [&] { ops.batch_reduce(ReduceOp::SUM, {{small, small}}); });
+  bench.enqueueing("4 floats x 2, batch_reduce enqueued", [&] {
+    ops.batch_reduce(ReduceOp::SUM, {{small, small}});
+  });
   const std::vector<ValueDestinationPair> pair{{small, small}};
   bench.enqueueing("the same, with the list made before",
                    [&] { ops.batch_reduce(ReduceOp::SUM, pair); });

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A list of tensors as one all-reduce, against one buffer of the same bytes: the gradients of
 // ResNet-50. usage: tutti run -n 2 group [--rounds N]
 #include <tutti/tutti.h>

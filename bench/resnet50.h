@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradients of ResNet-50: 161 tensors, 25,557,032 elements.
 #pragma once
 

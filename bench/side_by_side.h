@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times several ways to do one thing, in turns: this tells them apart even if the machine's speed
 // drifts.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker that joins its job, meets the others, and leaves. Rank 0 prints the seconds that took
 // from the start of its process, and the most memory that any rank has had, in KiB.
 #include <fmt/format.h>
@@ -18,6 +19,6 @@ int main() {
     if (word == "VmHWM:") status >> memory[0];
   group.all_reduce(memory, tutti::ReduceOp::MAX);
   if (group.rank() == 0)
-    fmt::print("{{\"seconds\": {:.4f}, \"kilobytes\": {:.0f}, \"backend\": \"{}\"}}\n", took.count(),
-               memory[0], group.backend());
+    fmt::print("{{\"seconds\": {:.4f}, \"kilobytes\": {:.0f}, \"backend\": \"{}\"}}\n",
+               took.count(), memory[0], group.backend());
 }

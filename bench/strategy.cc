@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a strategy costs over what it is made of, in one table.
 //
 //   strategy [--rounds N] [--json FILE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What workers cost a training program; to be started by bench/scaling.
 //
 //   workers train SECONDS     a network whose step takes 10 ms or more: examples per second

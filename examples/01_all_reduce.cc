@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Four replicas hold a gradient each; afterwards every replica holds their mean.
 #include <tutti/tutti.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains on handwritten digits, on as many devices of this process as are asked for.
 //
 //   02_train_digits [--devices N] [--epochs N] [--batch N] [--seed N] [--save FILE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reduction of one's own: gradients are clipped to a norm of 1 before they are added, so that no
 // replica outshouts the rest.
 #include <tutti/tutti.h>

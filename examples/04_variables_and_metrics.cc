@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables that are kept in sync when they are written, metrics that are added up when they are
 // read, and a checkpoint.
 #include <tutti/tutti.h>

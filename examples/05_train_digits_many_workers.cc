@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains on handwritten digits, on many workers with as many devices each as are asked for. Only
 // the strategy's line differs from 02_train_digits.
 //

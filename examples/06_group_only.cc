@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives alone: workers that estimate pi together, with no strategy and no tensors.
 // Run it alone, or as several workers: tutti run -n 4 06_group_only
 #include <tutti/tutti.h>

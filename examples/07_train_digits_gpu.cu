@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains on handwritten digits with CUDA kernels of its own, on logical GPUs of this machine.
 //
 //   07_train_digits_gpu [--devices N] [--epochs N] [--batch N] [--seed N] [--save FILE]
@@ -107,9 +108,9 @@ struct Pass {
       multiply<<<blocks(rows * kHidden), 128, 0, stream>>>(
           static_cast<const float*>(x.const_data()), kPixels, 1, weight(0), kHidden, 1,
           floats(hidden), rows, kHidden, kPixels, weight(1), true, nullptr);
-      multiply<<<blocks(rows * kDigits), 128, 0, stream>>>(
-          floats(hidden), kHidden, 1, weight(2), kDigits, 1, floats(z), rows, kDigits, kHidden,
-          weight(3), false, nullptr);
+      multiply<<<blocks(rows * kDigits), 128, 0, stream>>>(floats(hidden), kHidden, 1, weight(2),
+                                                           kDigits, 1, floats(z), rows, kDigits,
+                                                           kHidden, weight(3), false, nullptr);
     }
     softmax_loss<<<1, 1, 0, stream>>>(floats(z), static_cast<const int*>(y.const_data()), rows,
                                       floats(totals));
@@ -158,11 +159,10 @@ double accuracy(Strategy& strategy, const Model& model, const digits::Data& test
   const int64_t all = test.labels.num_elements();
   for (const auto& element : strategy.experimental_distribute_dataset(
            Dataset::from_tensor_slices({test.pixels, test.labels}).batch(all))) {
-    const PerReplica<Tensor> totals = strategy.run(
-        [&](ReplicaContext& ctx, const Tensor& x, const Tensor& y) {
-          return Pass(model, ctx, x, y).totals;
-        },
-        element[0], element[1]);
+    const PerReplica<Tensor> totals =
+        strategy.run([&](ReplicaContext& ctx, const Tensor& x,
+                         const Tensor& y) { return Pass(model, ctx, x, y).totals; },
+                     element[0], element[1]);
     correct += strategy.reduce(ReduceOp::SUM, totals).to_vector<float>()[2];
   }
   return correct / double(all);
@@ -200,11 +200,10 @@ int main(int argc, char** argv) {
   std::vector<Tensor> totals;  // of the steps of this epoch; still on the GPU
   for (const auto& element : digits::batches(strategy, training, options)) {
     const float rate = 0.025f * (1 + std::cos(3.14159265f * float(done) / float(steps)));
-    const PerReplica<Tensor> sums = strategy.run(
-        [&](ReplicaContext& ctx, const Tensor& x, const Tensor& y) {
-          return step(model, ctx, x, y, rate);
-        },
-        element[0], element[1]);
+    const PerReplica<Tensor> sums =
+        strategy.run([&](ReplicaContext& ctx, const Tensor& x,
+                         const Tensor& y) { return step(model, ctx, x, y, rate); },
+                     element[0], element[1]);
     totals.push_back(sums[0]);
     if (++done % steps_per_epoch != 0 && done != steps) continue;
     double loss = 0, seen = 0;

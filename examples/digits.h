@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training a network of two layers on handwritten digits, under any strategy. The examples choose
 // the strategy.
 #pragma once

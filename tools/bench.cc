@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti bench: how fast the collectives are here, in the columns of nccl-tests.
 #include "bench.h"
 

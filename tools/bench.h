@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `tutti bench` measures, in its workers and in its tables.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The measuring of `tutti bench`. bench/peers/measure.h does the same with other libraries.
 #include <fmt/format.h>
 #include <sched.h>

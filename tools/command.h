@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands of `tutti`, one file each. A new one is a file, a line here and a line in
 // main.cc.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process beside the launcher that ends the workers if the launcher is killed.
 #pragma once
 

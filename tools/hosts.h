@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hosts of a job, and the commands that start a worker on each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti info: what Tutti has here, and why it lacks what it lacks.
 #include <fmt/format.h>
 #include <hwy/highway.h>

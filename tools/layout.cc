@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "layout.h"
 
 #include <fmt/format.h>
@@ -8,8 +9,8 @@
 
 #include "base/settings.h"
 #include "group/net/topology.h"
-#include "job/job.h"
 #include "group/plan/tree.h"
+#include "job/job.h"
 
 namespace tutti::tools {
 

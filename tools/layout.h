@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti info --job: where the ranks of a job are, what moves data between them, and why.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command `tutti`: finds the subcommand, or lists them if there is no such one.
 #include <fmt/format.h>
 #include <tutti/version.h>

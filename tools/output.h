@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the workers of a job write, line by line, with the rank before each line. Not thread-safe.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti run: starts the workers of a job on this machine or on others, hosts their coordination
 // service, passes on what they write and the signals we get, and leaves nothing behind.
 #include <arpa/inet.h>
@@ -29,8 +30,8 @@
 #include "cluster/checks.h"
 #include "cluster/coordination.h"
 #include "command.h"
-#include "job/interfaces.h"
 #include "hosts.h"
+#include "job/interfaces.h"
 #include "workers.h"
 
 extern char** environ;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti timeline merge: one timeline of all ranks of a job, from that of each.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -223,14 +224,13 @@ int merge(const std::string& out, const std::vector<std::string>& paths) {
 int timeline(int argc, char** argv) {
   std::string action, out;
   std::vector<std::string> paths;
-  CommandLine app(
-      "tutti timeline", "merge OUT FILE...",
-      "Writes OUT, one timeline of all ranks of a job: each rank is a row, and the\n"
-      "times are those of one clock. FILE is what a rank wrote under TUTTI_TIMELINE,\n"
-      "or a folder with such files.\n"
-      "Open OUT in ui.perfetto.dev or chrome://tracing.\n\n"
-      "  TUTTI_TIMELINE=trace.json tutti run -n 4 ./program\n"
-      "  tutti timeline merge all.json trace.rank*.json\n");
+  CommandLine app("tutti timeline", "merge OUT FILE...",
+                  "Writes OUT, one timeline of all ranks of a job: each rank is a row, and the\n"
+                  "times are those of one clock. FILE is what a rank wrote under TUTTI_TIMELINE,\n"
+                  "or a folder with such files.\n"
+                  "Open OUT in ui.perfetto.dev or chrome://tracing.\n\n"
+                  "  TUTTI_TIMELINE=trace.json tutti run -n 4 ./program\n"
+                  "  tutti timeline merge all.json trace.rank*.json\n");
   app.add_option("ACTION", action, "merge")->required()->check(CLI::IsMember({"merge"}));
   app.add_option("OUT", out, "the file to write")->required();
   app.add_option("FILE", paths, "what to read")->required();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processes of a job: started, signalled, watched, and ended with all that they have started in
 // turn. Not thread-safe; one Workers at a time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gloo::allreduce over TCP on the loopback device, or on that of the address GLOO_HOST:
 // gloo RANK RANKS FOLDER [options of measure.h], one process per rank; they connect by files in
 // FOLDER, which must be empty.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How an all-reduce is measured here, the same for every library: `tutti bench` does it likewise.
 //
 // Every iteration copies the rank's data into its buffer, waits at a barrier, and times one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MPI_Allreduce, by whichever MPI it is compiled with: mpirun -n RANKS mpi [options of measure.h]
 #include <mpi.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables in files (see safetensors.h for the format), and checkpoints to go on from.
 //
 // On several workers all of them call these functions; the chief alone reads and writes files, so

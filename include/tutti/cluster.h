@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tasks of a job: ClusterSpec, and the resolvers that find one.
 //
 // A cluster has jobs ("chief", "worker", "evaluator", "ps"), a job has tasks 0, 1, and so on, and a

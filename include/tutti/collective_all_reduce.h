@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CollectiveAllReduce: the cross-device operations over the replicas of several workers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CollectiveAllReduceStrategy: synchronous training on many workers.
 //
 //   CollectiveAllReduceStrategy strategy;   // tutti run -n 4 ./program, Slurm, mpirun, torchrun

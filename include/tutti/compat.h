@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of the reference's earlier releases, for programs that come from there. New programs do not
 // need them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reduction and broadcast across the devices of a process: the base class, and the algorithms that
 // come with Tutti.
 //
@@ -59,8 +60,8 @@ class CrossDeviceOps {
 
   // A copy of `tensor` on every destination.
   template <class V>
-  requires detail::IsValue<V> Mirrored<V> broadcast(const V& tensor,
-                                                    const Destinations& destinations) {
+    requires detail::IsValue<V>
+  Mirrored<V> broadcast(const V& tensor, const Destinations& destinations) {
     return detail::as<V>(broadcast_value(tensor, destinations));
   }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams of CUDA, for programs that bring kernels of their own.
 //
 // Tensors on GPUs are worked on in the order of calls: an operation is enqueued on a stream and

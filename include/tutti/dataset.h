@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dataset: a sequence of elements, each a list of tensors, made by composing a source with
 // transformations.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Destinations: where the result of a reduction goes.
 #pragma once
 
@@ -31,11 +32,11 @@ class Destinations {
   Destinations(const Value& value) { add(value); }
 
   template <class T>
-  requires std::is_constructible_v<Destinations, const T&> Destinations(const PerReplica<T>& value)
-      : Destinations(Components{}, value) {}
+    requires std::is_constructible_v<Destinations, const T&>
+  Destinations(const PerReplica<T>& value) : Destinations(Components{}, value) {}
   template <class T>
-  requires std::is_constructible_v<Destinations, const T&> Destinations(const Mirrored<T>& value)
-      : Destinations(Components{}, value) {}
+    requires std::is_constructible_v<Destinations, const T&>
+  Destinations(const Mirrored<T>& value) : Destinations(Components{}, value) {}
 
   size_t size() const { return devices_.size(); }
   std::vector<std::string> devices() const;  // canonical names, in order

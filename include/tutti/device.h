@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device names, and the logical devices of this process.
 //
 // A device is named "/job:J/replica:R/task:T/device:TYPE:INDEX"; every part may be left out, the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element types of tensors, and the two 16-bit floats that C++20 lacks.
 #pragma once
 

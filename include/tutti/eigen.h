@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors as Eigen matrices and back, without a copy. Needs Eigen, so tutti.h leaves it out.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The errors that Tutti throws: one class per code, all derived from Error.
 //
 // The text names the operation, what is wrong with it, and the values that show it. What one

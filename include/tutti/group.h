@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives between ranks, on plain C++ memory and on tensors.
 //
 //   Group world = Group::from_environment();   // tutti run -n 4 ./program; alone, a group of one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input that is dealt out to the replicas of a strategy.
 #pragma once
 

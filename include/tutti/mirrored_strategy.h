@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MirroredStrategy: synchronous training on several devices of one machine.
 #pragma once
 

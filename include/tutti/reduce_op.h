@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How values are combined, and how that travels: ReduceOp, VariableAggregation,
 // CommunicationOptions.
 #pragma once

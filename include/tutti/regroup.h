@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turning structures of replicas inside out: what each replica returned, and one structure of
 // distributed values.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReplicaContext: what a replica function may do with the other replicas.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors in files, in the safetensors format, which other tools read and write too.
 #pragma once
 

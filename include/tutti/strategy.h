@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strategy: the replicas of a training step, and how they act as one.
 //
 // A strategy runs a function once per replica, all at the same time, each on its device. A thread

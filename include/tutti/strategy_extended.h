@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StrategyExtended: the methods of a strategy that library code and optimisers need, and most
 // programs do not.
 #pragma once

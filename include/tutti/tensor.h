@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor: a handle to contiguous memory on one device.
 #pragma once
 
@@ -85,8 +86,8 @@ class Tensor {
   // The elements, in place. T must be the tensor's type, or const of it. InvalidArgumentError if
   // the tensor is not in host memory, or is read-only and T is not const.
   template <class T>
-  requires Element<T> std::span<T> span()
-  const {
+    requires Element<T>
+  std::span<T> span() const {
     check_span(dtype_of<std::remove_cv_t<T>>::value);
     if constexpr (std::is_const_v<T>)
       return {static_cast<T*>(const_data()), size_t(num_elements())};

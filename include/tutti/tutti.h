@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All of Tutti. Each header also stands alone; compat.h, with names of earlier releases, is
 // included by itself.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The values that replicas exchange: Tensor or IndexedSlices, one per replica (PerReplica) or equal
 // on all (Mirrored).
 #pragma once
@@ -67,13 +68,12 @@ class PerReplica : public detail::Components<T> {
   using detail::Components<T>::Components;
   PerReplica() = default;
   template <class U>
-  requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
-      PerReplica(const PerReplica<U>& other)
-      : PerReplica(std::vector<T>(other.begin(), other.end())) {}
+    requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
+  PerReplica(const PerReplica<U>& other) : PerReplica(std::vector<T>(other.begin(), other.end())) {}
   // A single tensor or slices counts as one replica.
   template <class U>
-  requires(std::is_same_v<T, Value>&& detail::IsValue<std::decay_t<U>>) PerReplica(U&& value)
-      : detail::Components<T>({Value(std::forward<U>(value))}) {}
+    requires(std::is_same_v<T, Value> && detail::IsValue<std::decay_t<U>>)
+  PerReplica(U&& value) : detail::Components<T>({Value(std::forward<U>(value))}) {}
 
   // f of each component. Members work too: results.map(&Result::loss).
   template <class F>
@@ -98,9 +98,8 @@ class Mirrored : public detail::Components<T> {
   using detail::Components<T>::Components;
   Mirrored() = default;
   template <class U>
-  requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
-      Mirrored(const Mirrored<U>& other)
-      : Mirrored(std::vector<T>(other.begin(), other.end())) {}
+    requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
+  Mirrored(const Mirrored<U>& other) : Mirrored(std::vector<T>(other.begin(), other.end())) {}
 
   template <class F>
   auto map(F&& f) const {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variable: state that the replicas of a strategy share.
 #pragma once
 

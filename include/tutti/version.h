@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The version of the headers, and of the library they are used with.
 #pragma once
 

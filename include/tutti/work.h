@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work: an operation of a group that goes on in the background.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which replica the current thread runs, if any. The strategies set it; the layers beneath them
 // read it.
 #pragma once

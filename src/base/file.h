@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes files as a whole or not at all, without dying of SIGXFSZ.
 #pragma once
 

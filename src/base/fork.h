@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Children that a program forks without exec. A child has the descriptors of its parent and none of
 // its threads: it takes no part in its parent's job, and must not keep the connections of the job
 // open, since peers learn from their end that the parent is dead.

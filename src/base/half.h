@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The 16-bit floats: which types they are, and conversions between them and float32 on single
 // values. The kernels do the same in vector lanes.
 #pragma once

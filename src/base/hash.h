@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hashes that detect damage and difference, not tampering.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The log, on stderr, filtered by TUTTI_LOG. For what a person should know and no call can return;
 // errors are thrown.
 #pragma once

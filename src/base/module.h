@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules: parts of Tutti that need a heavy library (gRPC, CUDA, NCCL), and the transports between
 // hosts. Each is a shared library beside libtutti.so with one C entry point, loaded when first
 // needed. A program that needs none of them loads none, and a machine that lacks one runs the rest.

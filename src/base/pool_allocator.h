@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An allocator for small objects of one size that come and go by the hundred, as those behind a
 // list of tensors do: malloc keeps only a few of a size at hand and is slow beyond.
 #pragma once

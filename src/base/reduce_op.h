@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of reduce ops: what is known of each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A meeting point for a fixed set of participants that cannot hang.
 //
 // Participants meet again and again. If one does not come (it failed, it left, it is late), those

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long something has taken, as far as this process could have noticed its end.
 #pragma once
 

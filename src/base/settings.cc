@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "base/settings.h"
 
 #include <fmt/format.h>
@@ -44,8 +45,9 @@ constexpr SettingDoc kDocs[] = {
     {"TUTTI_RECORD_DIR", "",
      "a folder that gets the last 256 operations of every rank when its group fails; empty: none"},
     {"TUTTI_STRAGGLERS", "0",
-     "every so many collectives of a group, rank 0 logs whom the others waited for; rank 0's value "
-     "counts for the whole job; 0: never"},
+     "after this many collectives of a group, rank 0 logs the ranks that the others waited for; "
+     "rank "
+     "0's value counts for the whole job; 0: never"},
     {"TUTTI_THREADS", "0", "threads that a reduction uses; 0: one per core this process may use"},
     {"TUTTI_TIMELINE", "",
      "a file that gets every operation in Chrome's trace format; of trace.json, rank 2 of a job "

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every environment variable of Tutti's own: read here, and nowhere else. Those of launchers are
 // read in src/cluster.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for a few microseconds without giving up the core.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pool of threads that share out the chunks of a loop.
 //
 // The calling thread works too and takes whatever no other thread has taken, so a loop ends even

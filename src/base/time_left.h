@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A timeout covers a call from start to end, however often it waits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shape of the tree that every reduction is: T(n) = T(p) op T(n - p), with p the largest power
 // of two below n. The bits of every sum follow from it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What may stand in a cluster, and how errors show what may not.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The link of a process to its job: which ranks take part, what they tell each other before there
 // is a group, and which are lost. The implementation is the module "cluster", over gRPC; tests may
 // put another in its place.

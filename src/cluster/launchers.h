@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What launchers that do not set TF_CONFIG say in the environment.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which job this process is part of, as which rank, and which process runs its coordination
 // service.
 #pragma once

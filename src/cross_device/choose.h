@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which algorithm suits a set of devices. Pure, over a description of the machine.
 #pragma once
 

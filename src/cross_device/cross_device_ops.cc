@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The front end: everything is checked here, before an algorithm sees it and before a byte moves.
 #include <cxxabi.h>
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cross_device/fused.h"
 
 #include <algorithm>
@@ -38,9 +39,9 @@ class Work {
     to_.reserve(reductions * replicas);
   }
 
-  // outputs[k][at...] = the inputs, combined, which live until this has been run. That happens where
-  // the first output is, on that GPU or in host memory; what is elsewhere is copied there and from
-  // there.
+  // outputs[k][at...] = the inputs, combined, which live until this has been run. That happens
+  // where the first output is, on that GPU or in host memory; what is elsewhere is copied there and
+  // from there.
   void add(ReduceOp op, const auto& inputs, std::span<const Tensor> outputs, size_t at_byte,
            int64_t divisor) {
     const Tensor& first = *std::ranges::begin(inputs);
@@ -120,11 +121,10 @@ class Work {
     size_t at_byte, bytes;
 
     void run() const {
-      detail::copy_runs(TensorAccess::device(to),
-                        static_cast<std::byte*>(TensorAccess::data(to)) + at_byte, bytes,
-                        TensorAccess::device(from),
-                        static_cast<const std::byte*>(from.const_data()) + at_byte, bytes, bytes,
-                        1);
+      detail::copy_runs(
+          TensorAccess::device(to), static_cast<std::byte*>(TensorAccess::data(to)) + at_byte,
+          bytes, TensorAccess::device(from),
+          static_cast<const std::byte*>(from.const_data()) + at_byte, bytes, bytes, 1);
     }
   };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reduction that all algorithms share if devices share memory: a whole batch in one pass of the
 // fused kernel, which reads every replica's value in place and writes every result in place.
 // Nothing is packed and nothing is staged.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cross_device/hierarchy.h"
 
 #include <algorithm>
@@ -21,8 +22,8 @@ using detail::TensorAccess;
 size_t add_rounds(int first, int n, std::vector<std::vector<Transfer>>& rounds) {
   if (n == 1) return 0;
   const int left = base::left_part(n);
-  const size_t round = std::max(add_rounds(first, left, rounds),
-                                add_rounds(first + left, n - left, rounds));
+  const size_t round =
+      std::max(add_rounds(first, left, rounds), add_rounds(first + left, n - left, rounds));
   if (rounds.size() <= round) rounds.resize(round + 1);
   rounds[round].push_back({first + left, first});
   return round + 1;
@@ -66,8 +67,7 @@ Mirrored<Value> hierarchical_reduce(ReduceOp op, const PerReplica<Value>& value,
   const DType dtype = value[0].dtype();
   const bool half = base::is_half(dtype);
   std::vector<Tensor> parts;
-  for (const Value& v : value)
-    parts.push_back(half ? v.tensor().to(DType::float32) : v.tensor());
+  for (const Value& v : value) parts.push_back(half ? v.tensor().to(DType::float32) : v.tensor());
   const std::vector<std::vector<Transfer>> rounds = reduction_rounds(int(parts.size()));
   const ReduceOp step = base::partial_op(op);
   for (const std::vector<Transfer>& round : rounds)
@@ -82,9 +82,8 @@ Mirrored<Value> hierarchical_reduce(ReduceOp op, const PerReplica<Value>& value,
 
   // Back the way it came, if the results go to the devices that the values are on.
   const std::vector<Device*>& devices = TensorAccess::devices(destinations);
-  const bool back = std::ranges::equal(devices, value, {}, {}, [](const Value& v) {
-    return &TensorAccess::device(v.tensor());
-  });
+  const bool back = std::ranges::equal(
+      devices, value, {}, {}, [](const Value& v) { return &TensorAccess::device(v.tensor()); });
   std::vector<Value> results(devices.size(), Value(result));
   if (back) {
     for (auto round = rounds.rbegin(); round != rounds.rend(); ++round)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Summing values that lie on different cards by copies between pairs of them, in the order of the
 // tree: on a machine whose GPUs form two linked quads every copy goes over a link.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL between distinct GPUs of one process.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cross_device/packing.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The packing plan: how a batch of tensors is cut and joined before it travels. Pure, so that every
 // rank and every test comes to the same plan; it never changes a result.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Means in which replicas count for more or less.
 #pragma once
 

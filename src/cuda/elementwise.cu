@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts, fills, and the updates of variables. What these compute is what the host computes.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -7,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cast.h"
 #include "cuda/check.h"
 #include "cuda/cuda.h"
+#include "kernels/cast.h"
 
 namespace tutti::cuda {
 
@@ -60,7 +61,8 @@ __device__ To converted(From value) {
       result.bits = __bfloat16_as_ushort(__ll2bfloat16_rn((long long)(value)));
     return result;
   } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
-    constexpr To kLowest = std::numeric_limits<To>::min(), kHighest = std::numeric_limits<To>::max();
+    constexpr To kLowest = std::numeric_limits<To>::min(),
+                 kHighest = std::numeric_limits<To>::max();
     if (value != value) return 0;
     if (value <= From(kLowest)) return kLowest;
     if (value >= From(kHighest)) return kHighest;

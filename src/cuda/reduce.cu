@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fused n-way reduction. A whole list of tensors is one launch: its table of pointers travels
 // as the kernel's parameters. The sums are the tree of base/tree_split.h, so the bits are the
 // host's.
@@ -86,8 +87,7 @@ __device__ __forceinline__ typename Type::Acc tree(const Vector<typename Type::S
     return Type::widen(in[kFirst].lanes[lane]);
   } else {
     constexpr int kLeft = base::left_part(N);
-    return tree<Type, kFirst, kLeft>(in, lane) +
-           tree<Type, kFirst + kLeft, N - kLeft>(in, lane);
+    return tree<Type, kFirst, kLeft>(in, lane) + tree<Type, kFirst + kLeft, N - kLeft>(in, lane);
   }
 }
 
@@ -186,7 +186,7 @@ constexpr T combined(Combine how, T a, T b) {
 // The host's compiler warns of a case that is missing above, and only if the host calls it.
 static_assert(combined(Combine::most, 1, 2) == 2);
 
-constexpr int kLevels = 12;  // of the tree: 4,096 inputs
+constexpr int kLevels = 12;   // of the tree: 4,096 inputs
 constexpr int kElements = 4;  // for each thread, one after another
 
 // Any operation on any number of inputs, element by element. The tree is that of a binary counter:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <tutti/error.h>
 
@@ -240,11 +241,10 @@ class CudaRuntime : public device::GpuRuntime {
       if (enabled != cudaErrorPeerAccessAlreadyEnabled) attempt(enabled);
       cudaGetLastError();
       if (good) attempt(cudaMalloc(&here_data, kWords * sizeof(uint32_t)));
+      if (good) attempt(cudaMemcpyPeer(here_data, card, there, peer, kWords * sizeof(uint32_t)));
       if (good)
-        attempt(cudaMemcpyPeer(here_data, card, there, peer, kWords * sizeof(uint32_t)));
-      if (good)
-        attempt(cudaMemcpy(received.data(), here_data, kWords * sizeof(uint32_t),
-                           cudaMemcpyDefault));
+        attempt(
+            cudaMemcpy(received.data(), here_data, kWords * sizeof(uint32_t), cudaMemcpyDefault));
       cudaFree(here_data);
     }
     const OnCard over_there(peer);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/device.h"
 
 #include <fmt/format.h>
@@ -76,9 +77,10 @@ class Registry {
     std::lock_guard lock(mutex_);
     const auto found = types_.find(type);
     if (found == types_.end())
-      throw InvalidArgumentError(fmt::format(
-          "set_logical_devices: this process has no devices of type \"{}\" to split; there are {}{}",
-          type, names_of_types(), type == "GPU" ? ". No GPU: " + why_no_gpus() : ""));
+      throw InvalidArgumentError(
+          fmt::format("set_logical_devices: this process has no devices of type \"{}\" to split; "
+                      "there are {}{}",
+                      type, names_of_types(), type == "GPU" ? ". No GPU: " + why_no_gpus() : ""));
     if (count < 1)
       throw InvalidArgumentError(
           fmt::format("set_logical_devices: {} devices were asked for, expected 1 or more", count));

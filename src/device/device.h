@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A logical device: its name, its memory, and how bytes get in and out of it. CPUs are here; other
 // types come from providers that a module registers.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What has gone wrong on a GPU. Enqueued work runs on after its caller has returned, so its error
 // is kept for the next caller that waits for the GPU.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPUs: what the module "cuda" does for us, the streams of this thread, and the devices on top.
 //
 // Everything that touches a GPU is enqueued on a stream: this thread's stream of that card. By
@@ -49,8 +50,8 @@ class GpuRuntime {
   virtual void* allocate_pinned(size_t bytes) = 0;
   virtual void deallocate_pinned(void* data) noexcept = 0;
 
-  // Between memory of `card` and the host's, or within the card; enqueued. Host memory has been read
-  // when it returns.
+  // Between memory of `card` and the host's, or within the card; enqueued. Host memory has been
+  // read when it returns.
   virtual void copy(int card, void* to, const void* from, size_t bytes, Stream stream) = 0;
   // `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before.
   virtual void copy_runs(int card, void* to, size_t to_stride, const void* from, size_t from_stride,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that is kept for the next tensor when one is done with it.
 //
 // Allocation in a steady state neither calls the system nor touches a fresh page. The reserve is

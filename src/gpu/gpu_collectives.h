@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives of a group on memory of GPUs. If every rank has a GPU of its own, NCCL moves the
 // data, and each call returns when its part is enqueued. Else the data goes through host memory, by
 // the group's own way and with its bits.

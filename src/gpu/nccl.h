@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL: what the module "nccl" does for us, and how tests put another in its place.
 #pragma once
 

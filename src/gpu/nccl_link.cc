@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "gpu/nccl_link.h"
 
 #include <fmt/format.h>
@@ -112,7 +113,7 @@ struct NcclLink::State {
 
   struct UnderWay {
     Enqueued operation;
-    std::vector<device::Event> begins, ends;  // one for each card
+    std::vector<device::Event> begins, ends;           // one for each card
     Deadline deadline = Deadline(operation.timeouts);  // from when it is the first under way
   };
   using Failure = std::pair<ErrorCode, std::string>;
@@ -199,7 +200,9 @@ class NcclLink::Watches {
     for (Watch& watch : threads_) {
       if (watch.process != getpid()) continue;
       if (const std::shared_ptr<State> state = watch.state.lock()) {
-        { std::lock_guard seen(state->mutex); }  // the thread waits, or sees `ending`
+        {
+          std::lock_guard seen(state->mutex);
+        }  // the thread waits, or sees `ending`
         state->changed.notify_all();
       }
       watch.thread.join();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicators of NCCL, with a thread that watches what they do on the GPUs: no caller waits for
 // what was enqueued, and it must end by its deadline all the same.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/group_impl.h"
 
 #include <fcntl.h>

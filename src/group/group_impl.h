@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Behind a Group: the checks, the order of operations, and the record, above a backend.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last operations of a rank, kept for when something goes wrong.
 #pragma once
 

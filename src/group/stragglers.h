@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finding the rank that the others wait for. The rank that comes last to a collective waits least
 // in it, so each rank adds up the time that it spends in collectives, and now and then they
 // compare. No clocks are compared, only durations; so it does not matter on which hosts the ranks

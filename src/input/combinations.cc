@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps that run several pipelines, or one of them several times.
 #include <cmath>
 #include <mutex>

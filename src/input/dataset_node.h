@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inside of a Dataset: a tree of nodes, which are the recipe, and of cursors, which are one run
 // of it. A new source or transformation is a node and a cursor in a .cc file, with the methods of
 // Dataset that make them at its end.

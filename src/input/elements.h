@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the steps of a pipeline do with elements: taking them apart into rows and joining them.
 #pragma once
 

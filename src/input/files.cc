@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sources that read files.
 #include <fcntl.h>
 #include <glob.h>

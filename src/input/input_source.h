@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the elements of a distributed input come from, and how they are dealt out to the replicas
 // of a worker.
 #pragma once

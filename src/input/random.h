@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The random numbers of pipelines: the same on every machine.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The map, and the steps that read ahead of their caller on threads of their own: the parallel map
 // and prefetch.
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "input/dataset_node.h"
 #include "input/random.h"
 

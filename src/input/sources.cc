@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sources in memory: their elements are known by index, except for a generator's.
 #include "input/dataset_node.h"
 #include "input/elements.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a run stands, as bytes. They may come from anywhere: whatever is read is checked first, and
 // what cannot be right is a DataLossError.
 #pragma once

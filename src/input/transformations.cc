@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps that look at one element after the other.
 #include <fmt/ranges.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How processes of one user on one host find the port that one of them listens at, by a name that
 // all of them know.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "job/bootstrap.h"
 
 #include <fmt/format.h>
@@ -141,10 +142,11 @@ std::unique_ptr<Coordination> join_service(Bootstrap& boot) {
   const Membership& membership = boot.membership;
   const cluster::Job job = description(membership);
   if (job.token.empty() && !cluster::is_loopback(membership.service))
-    base::log_once(base::LogLevel::warning,
-                   fmt::format("anybody who reaches {} can join this job: set TUTTI_TOKEN to the "
-                               "same secret on all workers",
-                               membership.service));
+    base::log_once(
+        base::LogLevel::warning,
+        fmt::format("any process that reaches {} can join this job: set TUTTI_TOKEN to the "
+                    "same secret on all workers",
+                    membership.service));
   serve_if_needed(boot, job);
   const int port = port_of(membership.service);
   const std::vector<int> before = base::sockets_to(port);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a process enters its job: it finds the coordination service, runs it if that is its task, and
 // joins it.
 #pragma once

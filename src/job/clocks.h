@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far the clocks of two hosts are apart, by messages there and back, and what timelines say of
 // it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the ranks of a job are, and what moves data between them.
 #pragma once
 

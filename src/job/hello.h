@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each process of a job tells the others when it joins.
 #pragma once
 

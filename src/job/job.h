@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The job of this process: joined once, whatever the number of groups.
 #pragma once
 

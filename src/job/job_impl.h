@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job, as this process takes part in it.
 #pragma once
 

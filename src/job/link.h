@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // This process's connection to the coordination service of its job, and what it tells the service
 // of failures.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a worker by an exception that the program does not catch.
 #pragma once
 

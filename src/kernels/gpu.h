@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels on GPUs: the same results as on the host, bit for bit. Everything is enqueued on this
 // thread's stream of the card that holds the memory.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fused n-way reduction: every input read once, every output written once, whatever their
 // number.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a variable's update makes of an element and the value for it, on the host and on GPUs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The timeline: with TUTTI_TIMELINE=file.json, every operation lands in the file in Chrome's trace
 // format. A process that is rank 2 of a job writes file.rank2.json, which says whose it is and what
 // to add to its times, so that `tutti timeline merge` can put those of all ranks together.

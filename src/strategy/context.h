@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The strategy that a thread is in, and how: in cross-replica context, or in the function of one
 // replica.
 #pragma once

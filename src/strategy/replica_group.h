@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The replicas of one strategy in this process: running them, and letting them meet.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // This process among the workers of a strategy.
 #pragma once
 

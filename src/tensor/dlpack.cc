@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <dlpack/dlpack.h>
 #include <fmt/format.h>
 #include <tutti/error.h>
@@ -143,13 +144,14 @@ Managed* export_as(const Tensor& tensor) {
   managed.deleter = [](Managed* self) {
     delete static_cast<Exported<Managed>*>(self->manager_ctx);
   };
-  managed.dl_tensor = {.data = const_cast<void*>(tensor.const_data()),
-                       .device = device.card() < 0 ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.card()},
-                       .ndim = int32_t(exported->shape.size()),
-                       .dtype = to_dl(tensor.dtype()),
-                       .shape = exported->shape.data(),
-                       .strides = exported->strides.data(),
-                       .byte_offset = 0};
+  managed.dl_tensor = {
+      .data = const_cast<void*>(tensor.const_data()),
+      .device = device.card() < 0 ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.card()},
+      .ndim = int32_t(exported->shape.size()),
+      .dtype = to_dl(tensor.dtype()),
+      .shape = exported->shape.data(),
+      .strides = exported->strides.data(),
+      .byte_offset = 0};
   return &managed;
 }
 

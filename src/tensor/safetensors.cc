@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The safetensors format: 8 bytes with the length of a JSON header, the header, and the tensors'
 // bytes. The header maps names to {"dtype", "shape", "data_offsets"}, and "__metadata__" to
 // strings.

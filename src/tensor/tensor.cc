@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <tutti/error.h>
 #include <tutti/tensor.h>
@@ -61,8 +62,8 @@ void scale(const Tensor& tensor, double factor, bool divide) {
   for (double& x : tensor.span<double>()) x = divide ? x / factor : x * factor;
 }
 
-void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device,
-               const void* from, size_t from_stride, size_t run, size_t count) {
+void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device, const void* from,
+               size_t from_stride, size_t run, size_t count) {
   if (!to_device.in_host_memory() || !from_device.in_host_memory())
     return device::copy_runs(to_device, to, to_stride, from_device, from, from_stride, run, count);
   for (size_t i = 0; i < count; ++i)

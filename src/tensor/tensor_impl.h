@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a Tensor handle points to, for the layers above that need more than the public interface.
 #pragma once
 
@@ -54,10 +55,10 @@ struct TensorAccess {
   }
 };
 
-// `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before. To the host:
-// returns when they are there. Between GPUs it is enqueued.
-void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device,
-               const void* from, size_t from_stride, size_t run, size_t count);
+// `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before. To the
+// host: returns when they are there. Between GPUs it is enqueued.
+void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device, const void* from,
+               size_t from_stride, size_t run, size_t count);
 
 // Multiplies the elements, which are float64, or divides them.
 void scale(const Tensor& tensor, double factor, bool divide);

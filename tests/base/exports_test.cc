@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What libtutti.so exports: the public names, and the little else that templates in headers call.
 #include <cstdio>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that are written: limits on their size, writers that are killed, and writers that are not.
 #include "base/file.h"
 

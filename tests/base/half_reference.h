@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 16-bit floats worked out in double arithmetic, to hold the library's bit manipulations against.
 #pragma once
 

@@ -291,6 +291,15 @@ TEST(House, EverySuiteIsOfOneProgram) {
   EXPECT_GT(folders.size(), 100u);
 }
 
+TEST(House, EverySourceFileNamesItsLicense) {
+  for (const char* folder : {"bench", "examples", "include", "src", "tests", "tools"})
+    for (const fs::path& path : sources_under(kRoot / folder))
+      if (path.string().find("/contract/") == std::string::npos) {
+        const std::string text = text_of(path);
+        EXPECT_LT(text.find("SPDX-License-Identifier: Apache-2.0"), 80) << path;
+      }
+}
+
 TEST(House, NothingIsPutOffInAComment) {
   for (const char* folder : {"include", "src", "tests", "bench", "examples"})
     for (const fs::path& path : sources_under(kRoot / folder)) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A module as small as can be, built once with the right version and once with another.
 #include "base/module.h"
 

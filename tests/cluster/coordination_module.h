@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The module "cluster" and jobs to try it with, for coordination_test and its worker processes.
 #pragma once
 

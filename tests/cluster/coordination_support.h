@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What coordination_test needs of the system: child processes, raw sockets, certificates.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that joins a job or runs its service, so that coordination_test can kill or stop it.
 //   coordination_worker join SERVICE RANK RANKS SECONDS
 //   coordination_worker serve RANKS

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An environment without a launcher, for tests that play one.
 #pragma once
 

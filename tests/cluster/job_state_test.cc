@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank the coordination service gives up, and when; in made-up time.
 #include "cluster/grpc/job_state.h"
 

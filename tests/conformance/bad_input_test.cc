@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unusual and wrong input, with every algorithm: the right answer or a clear error, and inputs stay
 // as they were.
 #include <gtest/gtest.h>

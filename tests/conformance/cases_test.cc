@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CASES.md, section 1: reduce, batch_reduce and broadcast in one process.
 #include <gtest/gtest.h>
 #include <tutti/tutti.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same inputs give the same bits, whatever carries them; and they are the bits of the tree.
 #include <gtest/gtest.h>
 #include <tutti/tutti.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a reduction costs in memory: nothing new in a steady state, and never more than its inputs
 // and outputs.
 #include <gtest/gtest.h>

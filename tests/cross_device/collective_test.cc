@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cross-device operations over the replicas of several workers, in all worlds that ranks live in.
 #include <tutti/tutti.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checks that every algorithm inherits, the errors of the algorithms' own, and what goes to the
 // log.
 #include <gtest/gtest.h>

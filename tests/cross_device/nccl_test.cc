@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL between the GPUs of one process, with GPUs and NCCL that are not real.
 #include "cross_device/nccl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small program that reduces, for tests of what is decided once per process.
 #include <tutti/tutti.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All collectives on GPUs, compared with the same ones on the host: for the ranks of a test, and
 // for those of a job.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors on GPUs, exchanged with other libraries.
 #include <dlpack/dlpack.h>
 

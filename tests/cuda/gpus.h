@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests on GPUs share. They run on a fake card unless TUTTI_TEST_GPU=real.
 #pragma once
 

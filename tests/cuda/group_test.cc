@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives between ranks with GPUs: by a fake of NCCL if each has a card of its own, else
 // through host memory.
 #include <gmock/gmock.h>

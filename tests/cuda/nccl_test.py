@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """NCCL between processes that share one GPU: all collectives by 2 and 4 ranks, and the death of a rank.
 
   nccl_test.py --build FOLDER     a build folder, or a bundle of scripts/gpu-check

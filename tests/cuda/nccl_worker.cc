@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of a job on GPUs, started by `tutti run`. All ranks may share one card: each gives NCCL
 // another name for its host, so that NCCL connects them as if they were on several.
 //   nccl_worker            all collectives by NCCL, compared with the same ones on the host

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions, gathers and broadcasts of tensors on GPUs: the bits are those of the host.
 #include <map>
 
@@ -309,7 +310,7 @@ TEST_F(GpuReduction, OfWeightsIsThatOfTheHost) {
       results.push_back(strategy.gather(value, 0));
       EXPECT_EQ(results.back().device(), current_device());
       for (const Tensor& t : strategy.run(
-               [&](ReplicaContext&ctx, const Tensor&x) {
+               [&](ReplicaContext& ctx, const Tensor& x) {
                  return ctx.all_reduce(ReduceOp::MEAN, x,
                                        {.weight = ctx.local_replica_id() * 0.75});
                },

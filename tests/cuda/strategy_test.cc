@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strategies, variables and input on logical GPUs: the bits are those of the same on CPUs.
 #include <unistd.h>
 

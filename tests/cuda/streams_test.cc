@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams: what is enqueued where, and what comes after what.
 #include <tutti/cuda.h>
 

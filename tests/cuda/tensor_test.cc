@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors in the memory of a GPU.
 #include <tutti/error.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/memory_pool.h"
 
 #include <tutti/device.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs of datasets restored from states that were never saved. The first byte of the input chooses
 // the dataset, the second how often the run is asked before it is saved again, with its upper bit
 // for a state as it is; else the rest is the position of the run, and gets the start and the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device names. The input is a name, and after a line end a fallback for it.
 #include <tutti/device.h>
 #include <tutti/error.h>

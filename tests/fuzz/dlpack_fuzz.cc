@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors that come through DLPack. The input fills in the structure; the memory it points to is
 // there.
 #include <dlpack/dlpack.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the fuzz targets share: a check that stays in release builds, and numbers drawn from the
 // input.
 #pragma once

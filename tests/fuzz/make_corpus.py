@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the seeds of tests/fuzz/corpus; what fuzzing found lies there too, and is left alone."""
 import json
 import pathlib

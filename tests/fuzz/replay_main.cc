@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs every file of the folders given through a fuzz target.
 #include <algorithm>
 #include <cstdio>

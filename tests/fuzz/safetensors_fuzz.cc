@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of tensors. The input is the bytes of a file.
 #include <tutti/error.h>
 #include <tutti/safetensors.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texts of TF_CONFIG. The input is the text.
 #include <tutti/error.h>
 

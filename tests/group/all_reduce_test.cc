@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every rank gets what the kernel makes of all ranks' data in their order: the same bits.
 #include <array>
 

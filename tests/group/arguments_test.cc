@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments are checked before anything moves, and the group is as good as before.
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations in the background.
 #include "group/ranks.h"
 #include "group/samples.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cases of the reference's native collectives, as far as they are about ranks.
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The other collectives, against their definitions.
 #include <tutti/device.h>
 

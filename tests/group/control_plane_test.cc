@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Notices between the processes of a job.
 #include "group/net/control_plane.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where ranks are, and what moves data between them.
 #include "job/discovery.h"
 

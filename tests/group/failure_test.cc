@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A failure reaches every rank, names the rank and the cause, and stays.
 #include <atomic>
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that are threads but live on several hosts: messages go through a post office, and only
 // ranks of one host share memory. A large message is read from the sender's memory when it is
 // received, as real transports do it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reduction over leaves gives the same bits whichever rank has which leaf.
 #include "group/ranks.h"
 #include "group/samples.h"

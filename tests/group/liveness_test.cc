@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deadlines, the latch of the first failure, and what is known of peers.
 #include "group/liveness/liveness.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Send and recv.
 #include <atomic>
 #include <numeric>

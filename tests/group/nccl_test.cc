@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives on GPUs, with GPUs and NCCL that are not real.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small program whose ranks fail, for tests of what is decided once per process.
 //   program deadline   rank 1 of 2 does not come to the 301st operation
 //   program default    the same without a deadline of the call's own

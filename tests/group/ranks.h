@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks on threads, for tests: every rank runs the same function, and all threads are joined.
 #pragma once
 

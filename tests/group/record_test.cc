@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The record of the last operations, in a file if one is asked for; settings that groups obey.
 #include <filesystem>
 #include <fstream>

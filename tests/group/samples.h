@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data for ranks, and what becomes of it.
 #pragma once
 

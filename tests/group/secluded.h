@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that are threads but live like processes: they reach only what the group has allocated, by
 // places that mean something to the right rank only. What goes through the window goes there here.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many operations of all kinds, in a random order that all ranks know: all exact, nothing grows.
 // TUTTI_SOAK=N makes it N operations.
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Groups made of groups, and several groups at once.
 #include <atomic>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The straggler report: what figures say, and what groups log.
 #include "group/stragglers.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the transport "tcp" keeps beyond transport_test.cc: which connections it accepts, and when
 // it cuts one off.
 #include <arpa/inet.h>

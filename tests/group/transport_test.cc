@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every transport keeps: those of the table, and the one that other tests use.
 #include <atomic>
 #include <thread>

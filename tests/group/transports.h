@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks of a job in one process, connected by a transport of the table or by the tests' own.
 #pragma once
 

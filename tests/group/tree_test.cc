@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums that are cut at the borders between hosts.
 #include "group/plan/tree.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Phases in the memory that ranks of a host share.
 #include "group/shm/window.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C221: the files of a pipeline dealt out to workers.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of pipelines share: reading them out, and files to read.
 #pragma once
 

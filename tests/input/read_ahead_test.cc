@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps that have threads: the parallel map and prefetch.
 #include <algorithm>
 #include <atomic>

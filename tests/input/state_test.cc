@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Saving the position of a run, and going on from there.
 #include <tutti/device.h>
 

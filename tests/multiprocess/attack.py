@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Abuses the port of a coordination service on this machine: attack.py KIND ADDRESS SECONDS. Says how much it sent."""
 import collections
 import resource

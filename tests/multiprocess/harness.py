@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts jobs of several processes, hears what they report, and leaves nothing behind."""
 import argparse
 import json

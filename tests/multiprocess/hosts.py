@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts made of network namespaces, and jobs with ranks on several of them.
 
 Each host is a namespace with one interface, eth0, whose other end is a port of a bridge; the bridge is in a namespace

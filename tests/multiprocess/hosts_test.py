@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Jobs whose ranks are on several hosts: what they compute, and what becomes of them when the network or a rank fails.
 
   hosts_test.py [--build DIR] [--only TEXT]

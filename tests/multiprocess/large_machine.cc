@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Preloaded into a process: its machine has TUTTI_TEST_MEMORY_TIB of memory.
 #include <dlfcn.h>
 #include <unistd.h>

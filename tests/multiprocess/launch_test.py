@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Groups from the environment, in all the ways that a job can start, or not."""
 import json
 import os

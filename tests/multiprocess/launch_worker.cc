@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What groups from the environment must do, one case per run:
 //   launch_worker CASE [ARGUMENT]
 // Reports "ok" with what it found, "error" for an error of Tutti's, or "wrong" with what is wrong.

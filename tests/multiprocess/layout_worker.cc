@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker whose results must have the same bits wherever the ranks are.
 //   layout_worker            this process among the workers of its job
 //   layout_worker threads N  N threads of this process

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sequence of operations of all kinds and of sizes from 4 B to 4 MiB, in a random order that all
 // ranks know, with results that are known exactly.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Workers that mpirun has started: they need no TF_CONFIG, and may have MPI move their data."""
 import os
 import shutil

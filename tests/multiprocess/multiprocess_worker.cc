@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker that goes through a mixture of operations, and may be told to go wrong.
 //   multiprocess_worker SEED STEPS [FAULT RANK STEP [TWIST]]
 // STEPS "until": it goes on until the driver puts a file "enough" here, and then for 100 steps.

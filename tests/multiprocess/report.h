@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a worker tells the driver: lines of tab-separated fields on an inherited pipe, one write
 // each, so that they arrive whole and in order. When the pipe ends, all processes of the job have.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Many operations of all kinds between four processes: all results exact, and nothing grows."""
 import random
 import sys

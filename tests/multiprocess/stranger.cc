@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The coordination service by itself, and a stranger that tries to join it. The token is
 // TUTTI_TOKEN; the module "cluster" is at TUTTI_TEST_MODULE.
 //   stranger serve RANKS             says its address; then, for each line, how many were refused

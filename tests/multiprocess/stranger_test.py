@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Strangers at the port of the coordination service, while a job computes: they get nothing and disturb nothing."""
 import os
 import resource

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A healthy job survives its job: little address space, much memory, forked children, few descriptors."""
 import os
 import re

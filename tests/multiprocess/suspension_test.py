@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that are suspended for longer than the heartbeat timeout, and for longer than the deadline of an operation.
 
   suspension_test.py [--build DIR] [--only TEXT]

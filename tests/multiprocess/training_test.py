@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The digits on many workers: the same bits in every layout, and after any number of kills.
 
   training_test.py [--build DIR] [--repeat N] [--seed S] [--only TEXT]

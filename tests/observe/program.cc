@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small program with a timeline:
 //   program advice [N]       one span with arguments, N times
 //   program early RANK       is told its rank before its first span

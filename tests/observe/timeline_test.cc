@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files of timelines: their names, and whose they are.
 #include <unistd.h>
 

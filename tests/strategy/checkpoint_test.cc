@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables in files: what comes back, what the files look like, and what becomes of damaged ones.
 #include <sys/resource.h>
 

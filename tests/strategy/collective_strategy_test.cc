@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strategies over several workers, which here are threads of one process: values, variables,
 // failures and checkpoints.
 #include <sys/fsuid.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replicas that meet: all_reduce, all_gather, merge_call; and what StrategyExtended adds.
 #include <tutti/compat.h>
 
@@ -348,8 +349,8 @@ TEST_F(Extended, UpdatesTheReplicasOwnComponent) {
   };
   const Scope scope = two_.scope();
   for (const Case& c :
-       {Case{[](float&x, float y) { x = y; }, 1}, Case{[](float&x, float y) { x += y; }, 8},
-        Case{[](float&x, float y) { x -= y; }, 2}}) {
+       {Case{[](float& x, float y) { x = y; }, 1}, Case{[](float& x, float y) { x += y; }, 8},
+        Case{[](float& x, float y) { x -= y; }, 2}}) {
     const Variable v = Variable::create(number(5));
     two_.run([&](ReplicaContext& ctx) {
       for (const float value : {2.f, 1.f})

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which strategy a thread is in, and how.
 #include <algorithm>
 #include <functional>

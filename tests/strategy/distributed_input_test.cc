@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input dealt out to the replicas of one worker.
 #include <atomic>
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors as Eigen matrices and back, on the same memory.
 #include <tutti/eigen.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A replica that fails, leaves, disagrees or is late: all others get an error that names it, the
 // caller gets one error, and the strategy works on.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strategy::reduce and gather: one tensor of what the replicas hold.
 #include <cmath>
 #include <limits>

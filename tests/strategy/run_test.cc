@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strategy::run: one thread per replica, arguments split, results gathered.
 #include <atomic>
 #include <map>

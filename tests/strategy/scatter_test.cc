@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scatter updates of variables: rows, one after another.
 #include <cmath>
 #include <functional>

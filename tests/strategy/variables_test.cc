@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables: one component per device, kept in step by their synchronization and aggregation.
 #include <numeric>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input on several workers: which worker gets what, and how it ends if some have more than others.
 #include "group/ranks.h"
 #include "input/pipelines.h"

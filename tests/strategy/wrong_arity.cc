@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does not compile: each of these functions takes other arguments than it would get. The test looks
 // at what the compiler says first.
 #include <tutti/tutti.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every algorithm that comes with Tutti, in every configuration that might make a difference.
 #pragma once
 

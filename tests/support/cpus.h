@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fixture for tests that need several logical devices before their members are made.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA for tests on machines without a GPU: cards whose memory only looks like a GPU's.
 //
 // The addresses it hands out cannot be touched: the host that reads or writes them crashes, as it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake of CUDA as a module that libtutti.so loads.
 #include "base/module.h"
 #include "support/fake_cuda.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPUs for tests on machines that have none: devices of type GPU whose memory is the host's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPUs and NCCL for tests on machines that have neither: a card's memory is the host's, what is
 // enqueued happens at once, and the ranks of a communicator are threads.
 #pragma once

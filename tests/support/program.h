@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the folder's helper program in an environment of its own: settings are read once per
 // process.
 #pragma once

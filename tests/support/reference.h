@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a reduction must give, computed one element at a time and with none of the library's
 // arithmetic.
 #pragma once

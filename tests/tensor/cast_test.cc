@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor::to, for every pair of element types, against arithmetic in long double, which holds every
 // element exactly.
 #include "kernels/cast.h"

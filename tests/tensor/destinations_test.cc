@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <tutti/destinations.h>
 #include <tutti/device.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchanges tensors between Tutti and NumPy, and PyTorch if it can be imported, over DLPack.
 
 Usage: dlpack_exchange.py libdlpack_exchange_helper.so

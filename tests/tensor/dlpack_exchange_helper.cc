@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tutti's side of dlpack_exchange.py: tensors as handles of a C interface.
 #include <tutti/tutti.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti bench
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -217,8 +218,8 @@ TEST(Bench, ShowsASizeOnceItIsMeasured) {
 TEST(Bench, MeasuresProcessesThatShareNoMemory) {
   for (const auto& transport : group::transports()) {
     const auto* const module = group::module_for(transport.kind, "");
-    if (!module ||
-        !std::filesystem::exists(fmt::format("{}/libtutti_{}.so", TUTTI_REAL_MODULES, module->name)))
+    if (!module || !std::filesystem::exists(
+                       fmt::format("{}/libtutti_{}.so", TUTTI_REAL_MODULES, module->name)))
       continue;
     const std::string backend(transport.name);
     Process tool({TUTTI_TOOL, "bench", "--seconds", "0.001", "-n", "2", "--max-bytes", "64",

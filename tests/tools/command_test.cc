@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line itself.
 #include <gmock/gmock.h>
 #include <tutti/version.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A coordination service that cannot be joined. It writes down what it was told and when it ended,
 // in the file that TEST_SERVICE_LOG names.
 #include <cstdlib>
@@ -39,7 +40,9 @@ std::unique_ptr<tutti::cluster::Service> serve(const Job& job, const std::string
   return std::make_unique<FakeService>(job, address);
 }
 
-const tutti::cluster::ClusterModule interface { serve, nullptr };
+const tutti::cluster::ClusterModule interface {
+  serve, nullptr
+};
 const tutti::base::Module module{TUTTI_VERSION, &interface};
 
 }  // namespace

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti run --hosts, with a stand-in for ssh: "hosts" are sessions of their own on this machine.
 #include <gmock/gmock.h>
 #include <tutti/version.h>

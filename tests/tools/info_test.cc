@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti info
 #include <gmock/gmock.h>
 #include <tutti/version.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tutti run
 #include <gmock/gmock.h>
 #include <pty.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the command `tutti` and talks to it while it runs.
 #pragma once
 

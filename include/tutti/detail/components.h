@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What PerReplica and Mirrored have in common: one component per replica or device.
 #pragma once
 
@@ -57,9 +58,8 @@ class Components {
   auto end() const { return components_.end(); }
 
   // The canonical device of each component, in order; a device may occur twice.
-  std::vector<std::string> devices() const requires requires(const T& t) {
-    std::string(t.device());
-  }
+  std::vector<std::string> devices() const
+    requires requires(const T& t) { std::string(t.device()); }
   {
     std::vector<std::string> names;
     for (const T& component : components_) names.push_back(component.device());

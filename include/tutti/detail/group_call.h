@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call of a Group as the library sees it: which collective, and the memory it works on.
 #pragma once
 
@@ -51,11 +52,12 @@ struct GroupCall {
 
 template <class B>
 concept Range = std::ranges::contiguous_range<B> && std::ranges::sized_range<B> &&
-    Element<std::remove_reference_t<std::ranges::range_reference_t<B>>>;
+                Element<std::remove_reference_t<std::ranges::range_reference_t<B>>>;
 template <class B>
 concept Readable = Range<B> || std::same_as<std::remove_cvref_t<B>, Tensor>;
 template <class B>
-concept Writable = std::same_as<std::remove_cvref_t<B>, Tensor> ||
+concept Writable =
+    std::same_as<std::remove_cvref_t<B>, Tensor> ||
     (Range<B> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<B>>>);
 
 // What an operation in the background may work on: a temporary range would be gone too soon.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the replicas of a strategy do together.
 #pragma once
 
@@ -64,7 +65,7 @@ class Merge : public Meeting {
       for (size_t r = 0; r < parts.size(); ++r) all.push_back(std::get<I>(part(r).args_));
       return PerReplica<typename decltype(all)::value_type>(std::move(all));
     };
-    const auto call = [&]<size_t... I>(std::index_sequence<I...>)->decltype(auto) {
+    const auto call = [&]<size_t... I>(std::index_sequence<I...>) -> decltype(auto) {
       return std::invoke(fn_, strategy, gathered(std::integral_constant<size_t, I>{})...);
     };
     if constexpr (std::is_void_v<Result>) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The types that can be reduced, and the type of the result.
 #pragma once
 
@@ -13,17 +14,17 @@ namespace tutti::detail {
 template <class V>
 struct Reducible {};
 template <class V>
-requires IsValue<V>
+  requires IsValue<V>
 struct Reducible<V> {
   using Component = V;
 };
 template <class V>
-requires IsValue<V>
+  requires IsValue<V>
 struct Reducible<PerReplica<V>> {
   using Component = V;
 };
 template <class V>
-requires IsValue<V>
+  requires IsValue<V>
 struct Reducible<Mirrored<V>> {
   using Component = V;
 };

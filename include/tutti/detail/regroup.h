@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // regroup, one structure after another.
 #pragma once
 
@@ -65,8 +66,7 @@ struct Regroup<Wrap, std::tuple<Ts...>> {
   static auto of(const std::vector<std::tuple<Ts...>>& replicas) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       return std::make_tuple(part<I>(replicas)...);
-    }
-    (std::index_sequence_for<Ts...>{});
+    }(std::index_sequence_for<Ts...>{});
   }
 
  private:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a replica function is called: with a component of each argument, and if it takes one with
 // its context.
 #pragma once
@@ -108,10 +109,9 @@ auto unpacking(F&& fn) {
       return invoke_with(fn, context, parts);
     } else if constexpr (n > 0) {
       if (parts.size() != n) throw_arity(n, parts.size());
-      return [&]<size_t... I>(std::index_sequence<I...>)->decltype(auto) {
+      return [&]<size_t... I>(std::index_sequence<I...>) -> decltype(auto) {
         return invoke_with(fn, context, parts[I]...);
-      }
-      (std::make_index_sequence<n>{});
+      }(std::make_index_sequence<n>{});
     }
   };
 }

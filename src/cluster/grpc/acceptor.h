@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The coordination service's listening socket. gRPC gets a connection only after its peer has
 // proved that it belongs to the job, so that what strangers send is never parsed as HTTP/2, and
 // costs neither memory nor descriptors beyond a fixed bound.

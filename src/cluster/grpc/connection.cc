@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's stream to the coordination service, and the thread that keeps it alive.
 #include <fmt/format.h>
 #include <grpcpp/channel.h>

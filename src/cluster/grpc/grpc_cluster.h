@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two halves of the module "cluster"; coordination.h says what they do.
 #pragma once
 

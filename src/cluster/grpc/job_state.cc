@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cluster/grpc/job_state.h"
 
 #include <fmt/format.h>
@@ -49,8 +50,7 @@ JobState::JobState(const Job& job, const std::string& address, Outlet& outlet)
 
 void JobState::admit(const wire::Hello& hello, Time now) {
   // Checked first, so that a stranger learns nothing else.
-  if (!same_secret(hello.token(), job_.token))
-    throw UnauthenticatedError(kWrongToken);
+  if (!same_secret(hello.token(), job_.token)) throw UnauthenticatedError(kWrongToken);
   if (hello.version() != job_.version)
     throw FailedPreconditionError(
         fmt::format("the worker runs version {} of Tutti and the service {}; install one version "

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the coordination service knows of its job: which ranks are there, what they wait for, and
 // what went wrong. It decides; the caller moves messages and keeps time. Not thread-safe.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gRPC server around JobState: one stream per rank, and one thread that keeps time.
 #include <fmt/format.h>
 #include <grpcpp/server.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What both ends of a stream share: limits, conversions, and a queue of messages to send.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The module "nccl": communicators of NCCL, none of whose calls blocks.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>

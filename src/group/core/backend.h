@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a group runs on. A backend is one file: it brings the ranks together and says how they reach
 // each other's memory.
 #pragma once

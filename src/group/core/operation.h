@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation of a group: what ranks must agree on, and the memory it works on.
 #pragma once
 

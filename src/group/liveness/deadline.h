@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much of the time that a call may wait has passed.
 #pragma once
 

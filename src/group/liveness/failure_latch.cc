@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/liveness/failure_latch.h"
 
 #include <algorithm>

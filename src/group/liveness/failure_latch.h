@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first failure of a group. It is published before it is thrown, and stays: every later call on
 // any rank throws the same.
 #pragma once

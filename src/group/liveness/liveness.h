@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank that waits does besides waiting: it hears of failures, notices lost peers, warns, and
 // at its deadline names the rank that is late. Shared memory, the network and NCCL all wait by it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/liveness/peer_monitor.h"
 
 #include <fmt/format.h>
@@ -9,9 +10,7 @@
 
 namespace tutti::group {
 
-std::string PeerMonitor::name(int rank) const {
-  return rank_name(number(rank), address(rank));
-}
+std::string PeerMonitor::name(int rank) const { return rank_name(number(rank), address(rank)); }
 
 GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<int> ranks)
     : job_(std::move(job)),

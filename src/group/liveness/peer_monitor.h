@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known of a group's ranks from outside of its operations.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every length of time that waiting and failing go by. A name means the same number everywhere.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions between hosts.
 #include <fmt/format.h>
 

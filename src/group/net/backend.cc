@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/net/backend.h"
 
 #include <fmt/format.h>
@@ -88,23 +89,22 @@ NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*
     : job_(plan.job_),
       ranks_(plan.ranks_),
       topology_(plan.topology_),
+      latch_(connect_host(blocks)),
       channels_({ranks_, topology_.rank, id}, job_->control,
                 std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_),
-                connect_host(blocks), latch()),
+                window_ ? &*window_ : nullptr, latch_),
       algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks)) {}
 
-Window* NetworkBackend::connect_host(const std::vector<Block*>& blocks) {
-  if (blocks.empty()) return nullptr;
+FailureLatch& NetworkBackend::connect_host(const std::vector<Block*>& blocks) {
+  if (blocks.empty()) {
+    own_failure_ = std::make_unique<SharedFailure>();
+    return own_latch_.emplace(*own_failure_);
+  }
   const std::vector<int>& local = topology_.local_ranks();
   const auto monitor =
       std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_, local);
-  return &window_.emplace(place_of(local, topology_.rank), blocks, monitor, job_->control.get());
-}
-
-FailureLatch& NetworkBackend::latch() {
-  if (window_) return window_->latch();
-  own_failure_ = std::make_unique<SharedFailure>();
-  return own_latch_.emplace(*own_failure_);
+  return window_.emplace(place_of(local, topology_.rank), blocks, monitor, job_->control.get())
+      .latch();
 }
 
 const char* NetworkBackend::name() const { return job_->control->transport().name(); }

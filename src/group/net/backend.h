@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks on several hosts: a window on each, and channels between them.
 #pragma once
 
@@ -73,8 +74,8 @@ class NetworkBackend : public Backend {
 
  private:
   NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*> blocks);
-  Window* connect_host(const std::vector<Block*>& blocks);  // null without other ranks on this host
-  FailureLatch& latch();
+  // Makes the window, if there are other ranks on this host. Returns the group's latch.
+  FailureLatch& connect_host(const std::vector<Block*>& blocks);
   // An error of `operation` on this rank is one for all.
   template <class F>
   void telling_all(const F& operation);
@@ -86,6 +87,7 @@ class NetworkBackend : public Backend {
   // The group's, if this rank is the only one on its host.
   std::unique_ptr<SharedFailure> own_failure_;
   std::optional<FailureLatch> own_latch_;
+  FailureLatch& latch_;
   PeerChannels channels_;
   NetworkCollectives algorithms_;
 };

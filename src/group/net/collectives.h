@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives between hosts; a file for each.
 //
 // Small data travels with the handshake, in one hop. A large reduction is cut into blocks, and a

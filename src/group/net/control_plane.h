@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the groups of one process share on the way to other hosts: the transport, the numbers that
 // groups are known by, and the notices that go beside all operations.
 #pragma once

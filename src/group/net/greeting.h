@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank says at the beginning of an operation between hosts.
 #pragma once
 

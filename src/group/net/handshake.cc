@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The beginning of an operation between hosts: its ranks find out that they do the same, and small
 // data travels with that.
 #include <algorithm>

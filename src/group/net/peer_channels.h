@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between any two ranks of a group that do not share memory, with the failure contract
 // around every wait. Like a Window, it knows nothing of the collectives.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transports that this Tutti knows, whether or not their modules were built. A transport is a
 // folder here and a line tutti_transport() in src/CMakeLists.txt, which generates the table.
 #pragma once

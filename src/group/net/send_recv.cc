@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks on different hosts: a header, and the data after it.
 #include <fmt/format.h>
 

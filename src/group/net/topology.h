@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // On which hosts the ranks of a group are.
 #pragma once
 

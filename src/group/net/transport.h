@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves messages between the processes of a job. Each implementation has a folder here and a line
 // in the table of transports (registry.h); tests have one of their own.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What more than one Transport needs.
 #pragma once
 
@@ -74,8 +75,8 @@ class Sleepers {
   // Called by a thread that has taken something in.
   void wake() {
     const uint64_t ring = 1;
-    for (const int bell : sleeping_)
-      [[maybe_unused]] const ssize_t written = write(bell, &ring, sizeof(ring));
+    for (const int bell : sleeping_) [[maybe_unused]]
+      const ssize_t written = write(bell, &ring, sizeof(ring));
     sleeping_.clear();
   }
 

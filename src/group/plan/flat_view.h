@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors of a reduction as one stretch of bytes, which algorithms cut as they like.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tree of a reduction (base/tree_split.h), cut between hosts.
 //
 // A host that has all leaves of a subtree can send that subtree's value in their stead; so the

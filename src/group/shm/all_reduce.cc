@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An all_reduce of many leaves, or of more than fits a phase.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/shm/collectives.h"
 
 namespace tutti::group {

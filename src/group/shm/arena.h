@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of this process that its peers on the same host map into theirs.
 //
 // One memfd for all groups: it has no name, so nothing is left when the process is killed, and it

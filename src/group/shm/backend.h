@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the backends within one host share: a window, and the algorithms over it.
 #pragma once
 

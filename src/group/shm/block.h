@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies in the memory that the ranks of a host share. Atomics without locks, and no pointers.
 #pragma once
 

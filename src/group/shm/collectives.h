@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives over a window, the same for threads and for processes; a file for each.
 //
 // Small data is shown whole, once. Large data goes through the window chunk by chunk, each rank

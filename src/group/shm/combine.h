@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums what the ranks have shown of one tensor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks as threads of one process: every rank reaches all memory as it is.
 #include <fmt/format.h>
 #include <sys/mman.h>

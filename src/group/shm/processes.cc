@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/shm/processes.h"
 
 #include <fmt/format.h>

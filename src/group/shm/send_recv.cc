@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks of a host: packets through a channel with room for two.
 #include <fmt/format.h>
 

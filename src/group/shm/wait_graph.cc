@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "group/shm/wait_graph.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank of a host waits for which, as each of them says in its block: so that an error names
 // the rank at the end of the chain, which waits for none.
 #pragma once

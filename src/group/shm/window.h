@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that the ranks of a host share, whether they are threads or processes. A Window knows
 // phases, messages and waiting, and nothing of the collectives.
 //

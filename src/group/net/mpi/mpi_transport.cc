@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A module for MPI: a Transport over its messages, and the rendezvous.
 // MPI's own classes for C++ are long gone.
 #define OMPI_SKIP_MPICXX 1

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two halves of the module share: the connections, and the transport over them.
 #pragma once
 

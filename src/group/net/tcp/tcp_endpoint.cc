@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The module "tcp": connections between hosts with nothing faster between them.
 //
 // Every two ranks have one connection, made when the job begins; after that a rank accepts none.

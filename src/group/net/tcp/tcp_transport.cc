@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Transport over sockets.
 //
 // A message is its head and its bytes. What is awaited goes from the socket to where it belongs

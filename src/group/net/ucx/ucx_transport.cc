@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The module "ucx": a Transport over UCP's tagged messages.
 #include <fmt/format.h>
 #include <ucp/api/ucp.h>
