@@ -95,7 +95,7 @@ void measure_threads(int ranks, const BenchOptions& options,
   std::vector<std::exception_ptr> errors(groups.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < groups.size(); ++r)
-    // Who fails leaves the group, so that the others do not wait for it.
+    // A rank that fails leaves the group, so that the others do not wait for it.
     threads.emplace_back([&, r, group = std::move(groups[r])]() mutable {
       try {
         const Group mine = std::move(group);

@@ -79,7 +79,7 @@ void validate_cluster_spec(const ClusterSpec& cluster, const std::string& task_t
                            std::optional<int> task_id = {});
 
 // All of these validate the cluster first.
-// Chief and evaluator are, and if there is no chief worker 0 is.
+// True for the chief and the evaluator, and for worker 0 if there is no chief.
 bool is_chief(const ClusterSpec& cluster, const std::string& task_type, int task_id);
 // How many tasks work together with one of this type: chief and workers, or the evaluators.
 int worker_count(const ClusterSpec& cluster, const std::string& task_type);

@@ -44,7 +44,8 @@ struct ConfigProto {
 };
 
 // An earlier name for CommunicationOptions. Logs once that it is deprecated. `timeout_seconds`:
-// none waits as long as the settings say, 0 forever. InvalidArgumentError for negative numbers.
+// none waits as long as the settings say, 0 without limit. InvalidArgumentError for negative
+// numbers.
 class CollectiveHints {
  public:
   explicit CollectiveHints(int64_t bytes_per_pack = 0, std::optional<double> timeout_seconds = {});

@@ -5,7 +5,7 @@
 // returns; item, to_vector and copies to the host wait for what they need. By default all threads
 // share one stream per card, Tutti's own.
 //
-// A stream is a cudaStream_t, as a void* so that programs without GPUs need no CUDA. Where a
+// A stream is a cudaStream_t, as a void* so that programs without GPUs need no CUDA. If a
 // function takes a device, an empty name means "/gpu:0". InvalidArgumentError if the device is
 // not a GPU, or not there.
 #pragma once

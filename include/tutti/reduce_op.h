@@ -60,7 +60,7 @@ CommunicationImplementation communication_implementation(std::string_view name);
 struct CommunicationOptions {
   // Pack tensors until a pack exceeds this many bytes; 0 leaves it to Tutti. Not negative.
   int64_t bytes_per_pack = 0;
-  // How long the whole call may wait for others: 0 is forever, none is the setting TUTTI_TIMEOUT.
+  // How long the whole call may wait for others: 0 is no limit, none is the setting TUTTI_TIMEOUT.
   // Not negative.
   std::optional<std::chrono::nanoseconds> timeout = {};
   CommunicationImplementation implementation = CommunicationImplementation::AUTO;

@@ -31,7 +31,7 @@ namespace tutti {
 // memory; clone() copies it. A default-constructed Tensor holds nothing, and asking it for anything
 // is a FailedPreconditionError.
 //
-// Where a function takes a device, an empty name means the current device (see DeviceScope).
+// If a function takes a device, an empty name means the current device (see DeviceScope).
 //
 // Thread safety: a handle is like an int; the memory is the user's to guard.
 class Tensor {

@@ -268,7 +268,7 @@ void GpuCollectives::copy_down(const GpuOperation& operation, void* to, const vo
 
 void GpuCollectives::copy_up(const GpuOperation& operation, void* to, const void* from,
                              size_t bytes) {
-  copy_down(operation, to, from, bytes);  // it finds out where they are
+  copy_down(operation, to, from, bytes);  // CUDA tells host from GPU memory by the address
 }
 
 void GpuCollectives::run(const GpuOperation& operation, const GroupCall& call) {
@@ -313,7 +313,7 @@ void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call
                    : call.kind == Collective::recv ? for_recvs_
                                                    : for_collectives_;
   const size_t in_bytes = aligned(bytes_of(call.in)), out_bytes = bytes_of(call.out);
-  // What begins at the same place may be longer on one side: the first part of what is gathered.
+  // In place, the input of a gather is the first part of its output.
   std::byte* const buffer =
       memory.get(in_place ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes);
   GroupCall host = call;

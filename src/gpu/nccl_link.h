@@ -69,8 +69,7 @@ class NcclLink {
   const std::shared_ptr<State> state_;
 };
 
-// For what waits until all ranks have come to a point in NCCL: checks them now and then, and that
-// the time is not over.
+// A check for waits inside NCCL: it throws if a rank has failed or the deadline has passed.
 StillWanted still_wanted(const Enqueued& operation, NcclLink::Others* others);
 
 // After an error of NCCL's: gives `check` the time to throw its reason.

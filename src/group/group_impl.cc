@@ -327,7 +327,7 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
   const Timeouts timeouts = timeouts_of(options);
   const Step step{what, bytes_of(call)};
   expect_own_process(group::name(call.kind));
-  // The other side of a message may be in host memory.
+  // `what.place` stays `host`: the peer's side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
     return recorded(sent_, step, [&] { perform(what, card, call, timeouts, sent_); });

@@ -91,7 +91,7 @@ class GroupImpl {
   template <class F>
   void recorded(group::Record& record, const Step& step, const F& operation);
   void compare_stragglers();
-  // On the host or on GPUs, as `what` says.
+  // On the host, or on a GPU if `card` or the reduction's card is one.
   void perform(const group::Description& what, int card, const GroupCall& call,
                group::Timeouts timeouts, const group::Record& record);
   void perform(const group::Description& what, const group::LeafReduction& reduction,

@@ -51,7 +51,7 @@ Job::Job(const Membership& membership) : given_(membership) {
   for (const std::string& text : link_->exchange("processes", to_json(hello)))
     hellos_.push_back(from_json(text));
   try {
-    join_peers();
+    join_peers();  // what it throws reaches all ranks
   } catch (const Error& error) {
     progress_ = {};
     link_->refuse(error);
@@ -63,15 +63,15 @@ Job::Job(const Membership& membership) : given_(membership) {
 
 void Job::join_peers() {
   expect_nccl_if_required();
-  expect_agreement();
+  warn_of_other_stragglers();
   const Placement placement = place_ranks(hellos_, rank());
   share_memory(placement);
   if (placement.local.size() < hellos_.size()) connect_hosts(placement);
   align_timelines(hellos_, rank(), *link_, [this] { return new_group("the clocks of timelines"); });
 }
 
-// TUTTI_STRAGGLERS makes for an operation more, so it must be the same on all ranks.
-void Job::expect_agreement() const {
+// TUTTI_STRAGGLERS adds an operation now and then, on all ranks or none: rank 0's value counts.
+void Job::warn_of_other_stragglers() const {
   if (const int mine = hellos_[size_t(rank())].stragglers; mine != stragglers())
     base::log_once(base::LogLevel::warning,
                    fmt::format("TUTTI_STRAGGLERS is {} here and {} on rank 0, which counts", mine,

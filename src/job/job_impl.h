@@ -46,7 +46,7 @@ class Job {
   int size() const { return boot_.size(); }
 
   void join_peers();
-  void expect_agreement() const;
+  void warn_of_other_stragglers() const;
   void share_memory(const Placement& placement);
   void connect_hosts(const Placement& placement);
   void make_progress(std::stop_token stop);

@@ -57,7 +57,8 @@ void Link::refuse(const Error& error) {
                 fmt::format("rank {} ({}): {}", rank_, addresses_[size_t(rank_)], error.what())});
 }
 
-// "waited 2 s for rank 1 (ADDRESS), which waits for rank 2 (ADDRESS); ..." is rank 2's fault.
+// "waited 2 s for rank 1 (ADDRESS), which waits for rank 2 (ADDRESS); ..." is rank 2's fault. The
+// text is that of WaitGraph::blame.
 int Link::culprit(std::string_view text) const {
   int found = -1;
   size_t end = 0;  // of the name that was found

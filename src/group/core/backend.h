@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group runs on. A backend is one file: it brings the ranks together and says how they reach
-// each other's memory.
+// What a group runs on: it brings the ranks together and moves their data.
 #pragma once
 
 #include <tutti/error.h>
@@ -24,7 +23,7 @@ class Backend {
   virtual std::string address(int rank) const = 0;  // "worker-2:5000"; empty for a thread
   virtual bool is_local(int rank) const = 0;        // on the same host as this rank
 
-  // What is done is the call's; what the ranks must agree on, and what errors speak of, is `what`.
+  // `call` says what to do; `what` is what the ranks must agree on, and what errors name.
   // `list`: the tensors behind `what`, if it describes a list.
   virtual void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
                    std::span<const Piece> list) = 0;

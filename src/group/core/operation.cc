@@ -57,12 +57,9 @@ std::string Description::to_string(bool in_brief) const {
   if (others == kGpus) text += ", what each has for a GPU";
   if (place == Place::gpu) text += " on GPUs";
   if (place == Place::gpu_by_host) text += " on GPUs, not by NCCL";
-  switch (kind) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::reduce_scatter: text += fmt::format(", {}", tutti::name(op)); break;
-    default: break;
-  }
+  if (kind == Collective::all_reduce || kind == Collective::reduce ||
+      kind == Collective::reduce_scatter)
+    text += fmt::format(", {}", tutti::name(op));
   if (kind == Collective::send || kind == Collective::recv)
     text += fmt::format(", {} rank {}", kind == Collective::send ? "to" : "from", root);
   else if (root >= 0)

@@ -30,7 +30,7 @@ struct Description {
   ReduceOp op = ReduceOp::SUM;
   int32_t root = -1;
   uint32_t tensors = 1;
-  uint32_t rank = 1;                    // of the shape; more than extents holds: only their product
+  uint32_t rank = 1;  // of the shape; if larger than extents, extents[0] is the count
   std::array<int64_t, 3> extents = {};  // of the first tensor
   uint64_t others = 0;  // stands for the other tensors, and for the owners of leaves
   // `others` of what ranks tell each other for the straggler report.

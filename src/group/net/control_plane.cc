@@ -135,7 +135,7 @@ void ControlPlane::take(size_t rank, const Frame& frame) {
     send(int(rank), {.kind = Notice::Kind::reply});
   } else if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
     found->second->hear(int(rank), notice);
-  } else if (notice.kind < Notice::Kind::waiting) {  // the others are not true for long
+  } else if (notice.kind < Notice::Kind::waiting) {
     early_.emplace_back(int(rank), notice);
     if (early_.size() > kEarly) early_.pop_front();
   }

@@ -31,6 +31,7 @@ class ControlPlane final : public Pump {
   // another rank, or shows the list that the others disagree with. A probe is of no group; the
   // control plane of its receiver replies.
   struct Notice {
+    // Those from `waiting` on are not true for long: they are not kept for a group made later.
     enum class Kind : uint32_t { failure, leaving, waiting, probe, reply, list };
     uint32_t group = 0;
     Kind kind = Kind::failure;

@@ -25,8 +25,8 @@ void NetworkCollectives::gather(const GroupCall& call) {
       [&](int) { return in; }, wanted ? all : none, place);
   if (wanted) copy_bytes(place(channels_.rank()), in, bytes);
 }
-// To every other host a rank sends its part once, to one of the ranks there; what they have taken
-// in they show to each other, one part of each at a time.
+// A rank sends its part once to each other host, to one rank there. The ranks of a host then show
+// each other what they received, one part of each at a time.
 void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
                                     std::span<const size_t> starts) {
   const int me = channels_.rank();

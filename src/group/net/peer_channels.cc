@@ -110,7 +110,7 @@ PeerChannels::Transfers::Transfers(PeerChannels& channels) : channels_(channels)
 }
 
 PeerChannels::Transfers::~Transfers() {
-  // Only if something failed is there anything left. Its memory must not be touched afterwards.
+  // Messages are left only if an operation failed. Their memory must not be touched afterwards.
   // Receives first: they are soon done.
   for (const bool sending : {false, true})
     for (Item& item : items_)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between any two ranks of a group that do not share memory, with the failure contract
-// around every wait. Like a Window, it knows nothing of the collectives.
+// Messages between any two ranks of a group that spans several hosts, by the transport, with the
+// failure contract around every wait. Like a Window, it knows nothing of the collectives.
 #pragma once
 
 #include <tutti/error.h>
@@ -31,8 +31,8 @@ struct GroupMembers {
 
 class PeerChannels final : private ControlPlane::Listener {
  public:
-  // `window`: of the ranks on this host, or null. Its failure latch is the group's, or else
-  // `latch`.
+  // `window`: of the ranks on this host, or null. `latch`: the group's, which is the window's if
+  // there is one.
   PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> control,
                std::shared_ptr<const PeerMonitor> peers, Window* window, FailureLatch& latch);
   ~PeerChannels();  // leaves

@@ -51,7 +51,8 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
       const size_t at = i * kPart, now = std::min(kPart, bytes - at);
       std::byte* const memory = received_[i % 2].at_least(n * kPart);
       posted[i % 2].clear();
-      // All peers have taken these, since what they sent after asking for them is here.
+      // These are over soon: a peer posts its receive of a part before it sends its own, which is
+      // here already.
       for (const size_t number : sent[i % 2]) transfers.wait(number);
       sent[i % 2].clear();
       for (const int peer : others_)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between two ranks on different hosts: a header, and the data after it.
+// Messages between two ranks by the transport: a header, and the data after it.
 #include <fmt/format.h>
 
 #include <algorithm>

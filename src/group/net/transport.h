@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves messages between the processes of a job. Each implementation has a folder here and a line
-// in the table of transports (registry.h); tests have one of their own.
+// tutti_transport() in src/CMakeLists.txt; tests have one of their own.
 #pragma once
 
 #include <tutti/error.h>

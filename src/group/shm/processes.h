@@ -16,7 +16,7 @@ namespace tutti::group {
 
 // What a process tells the others, so that they can reach its memory.
 struct ShmHello {
-  std::string host = {};        // processes with the same host can
+  std::string host = {};        // processes with the same host reach each other's memory
   std::string machine = {};     // its boot
   std::vector<int> cores = {};  // that the process may use
   pid_t pid = 0;
@@ -39,7 +39,7 @@ struct HostProcesses {
   std::function<std::optional<cluster::Failure>()> failure;
 };
 
-// Maps the memory of all. UnimplementedError where one of them is on another host.
+// Maps the memory of all. UnimplementedError if one of them is on another host.
 HostPeers connect_processes(const HostProcesses& processes);
 
 }  // namespace tutti::group

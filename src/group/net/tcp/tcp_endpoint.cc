@@ -126,7 +126,7 @@ class TcpEndpoint : public Endpoint {
     return text;
   }
 
-  // Of two ranks the higher one calls.
+  // The higher of two ranks connects to the lower.
   std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
                                      const std::function<void()>& check) override {
     constexpr std::chrono::nanoseconds kYear = std::chrono::hours(24 * 365);
