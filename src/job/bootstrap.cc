@@ -54,7 +54,7 @@ cluster::Job description(const Membership& membership) {
 const RegisteredTransport* transport_of(const std::string& launcher) {
   for (const RegisteredTransport& transport : transports())
     for (const TransportKind::Module& module : transport.kind.modules)
-      if (module.launcher == launcher) return &transport;
+      if (*module.launcher && module.launcher == launcher) return &transport;
   return nullptr;
 }
 
@@ -126,11 +126,14 @@ void serve_if_needed(Bootstrap& boot, const cluster::Job& job) {
 Bootstrap find_service(const Membership& membership) {
   Bootstrap boot{membership};
   if (!membership.service.empty()) return boot;
-  const RegisteredTransport& transport = *transport_of(membership.source);
+  const RegisteredTransport* const transport = transport_of(membership.source);
+  if (!transport)
+    throw InternalError(
+        fmt::format("a job of {} has no address for the coordination service", membership.source));
   try {
-    load_transport(transport, boot);
+    load_transport(*transport, boot);
   } catch (const UnavailableError& error) {
-    if (base::settings().backend == transport.name) throw;
+    if (base::settings().backend == transport->name) throw;
     meet_on_this_host(boot, error.what());
     return boot;
   }

@@ -51,7 +51,8 @@ Placement place_ranks(const std::vector<Hello>& hellos, int rank) {
 
 TransportOptions transport_options(const Bootstrap& boot) {
   const std::string& interfaces = base::settings().interfaces;
-  const OwnInterface own = own_interface(boot.address());
+  // Named interfaces do not depend on how this rank's address resolves.
+  const OwnInterface own = interfaces.empty() ? own_interface(boot.address()) : OwnInterface{};
   TransportOptions options{.rank = boot.membership.rank,
                            .address = boot.address(),
                            .interfaces = interfaces,

@@ -35,7 +35,10 @@ Hello own_hello(int rank) {
           .backend = settings.backend};
 }
 
-std::string to_json(const Hello& hello) { return nlohmann::json(hello).dump(); }
+std::string to_json(const Hello& hello) {
+  // A host name may be any bytes.
+  return nlohmann::json(hello).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 Hello from_json(const std::string& text) { return nlohmann::json::parse(text).get<Hello>(); }
 

@@ -196,7 +196,9 @@ std::string Job::isolation() const {
   return "hears no other host: the network of its own host is cut off";
 }
 
-JobLayout Job::layout() const {
+JobLayout Job::layout() {
+  link_->exchange(fmt::format("layout {}", layouts_++),
+                  "");  // no rank leaves before all are joined
   JobLayout layout{
       .rank = rank(), .source = boot_.membership.source, .service = boot_.membership.service};
   for (size_t r = 0; r < hellos_.size(); ++r)

@@ -36,7 +36,7 @@ class Job {
 
   std::unique_ptr<Backend> new_group(const std::string& purpose);
   std::optional<cluster::Failure> failure() const;
-  JobLayout layout() const;
+  JobLayout layout();  // a collective
   Link& link() { return *link_; }
   // Says goodbye, and stays for the others if they need the service.
   void leave();
@@ -62,7 +62,7 @@ class Job {
   HostPeers host_peers_;                            // of the ranks on this host
   const RegisteredTransport* transport_ = nullptr;  // this and what follows: between hosts
   std::shared_ptr<const JobTopology> topology_;
-  int groups_ = 0;
+  int groups_ = 0, layouts_ = 0;
   std::condition_variable_any pause_;
   std::jthread progress_;
 };

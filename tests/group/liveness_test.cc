@@ -53,7 +53,7 @@ TEST_F(FailureLatchTest, KeepsTheFirstFailure) {
 
 TEST_F(FailureLatchTest, TellsOfTheFirstFailureOnce) {
   std::vector<std::string> told;
-  latch.on_set([&](ErrorCode, const std::string& text) { told.push_back(text); });
+  latch.on_set([&](const FailureLatch::Event& failure) { told.push_back(failure.text); });
   latch.set(ErrorCode::unavailable, "first");
   latch.set(ErrorCode::aborted, "second");
   EXPECT_EQ(told, std::vector<std::string>{"first"});

@@ -8,7 +8,7 @@
 
 namespace tutti::group {
 
-void FailureLatch::set(ErrorCode code, const std::string& text) {
+void FailureLatch::set(ErrorCode code, const std::string& text, bool from_peer) {
   uint32_t none = 0;
   if (!failure_.state.compare_exchange_strong(none, 1)) return;
   failure_.code = code;
@@ -16,7 +16,7 @@ void FailureLatch::set(ErrorCode code, const std::string& text) {
   std::memcpy(failure_.text, text.data(), bytes);
   failure_.text[bytes] = 0;
   failure_.state.store(2);
-  for (const auto& hook : hooks_) hook(code, text);
+  for (const auto& hook : hooks_) hook({code, text, from_peer});
 }
 
 void FailureLatch::rethrow() const {

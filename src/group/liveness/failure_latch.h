@@ -26,15 +26,18 @@ class FailureLatch {
   explicit FailureLatch(SharedFailure& failure) : failure_(failure) {}
   FailureLatch(const FailureLatch&) = delete;
 
+  struct Event {
+    ErrorCode code;
+    const std::string& text;
+    bool from_peer;  // which tells all ranks itself
+  };
   // Called after this process has set the latch, to wake threads or to tell other hosts. Before the
   // latch is used.
-  void on_set(std::function<void(ErrorCode, const std::string&)> hook) {
-    hooks_.push_back(std::move(hook));
-  }
+  void on_set(std::function<void(const Event&)> hook) { hooks_.push_back(std::move(hook)); }
 
   bool is_set() const { return failure_.state.load(std::memory_order_relaxed) != 0; }
   // Has no effect if there was a failure before.
-  void set(ErrorCode code, const std::string& text);
+  void set(ErrorCode code, const std::string& text, bool from_peer = false);
   // Throws the failure, if there is one.
   void check() const {
     if (failure_.state.load(std::memory_order_acquire) != 0) rethrow();
@@ -46,7 +49,7 @@ class FailureLatch {
   void rethrow() const;
 
   SharedFailure& failure_;
-  std::vector<std::function<void(ErrorCode, const std::string&)>> hooks_;
+  std::vector<std::function<void(const Event&)>> hooks_;
 };
 
 }  // namespace tutti::group

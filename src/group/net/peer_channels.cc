@@ -40,7 +40,12 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
       left_(group_.ranks.size()),
       waits_(group_.ranks.size()),
       lists_(group_.ranks.size()) {
-  latch_.on_set([this](ErrorCode code, const std::string& text) { tell_failure(code, text); });
+  latch_.on_set([this](const FailureLatch::Event& failure) {
+    if (failure.from_peer)
+      told_failure_.store(true);
+    else
+      tell_failure(failure.code, failure.text);
+  });
   control_->add(group_.id, this);
 }
 
@@ -71,10 +76,7 @@ void PeerChannels::hear(int from, const Notice& notice) {
   const auto found = std::ranges::find(group_.ranks, from);
   if (found == group_.ranks.end()) return;
   const size_t peer = size_t(found - group_.ranks.begin());
-  if (notice.kind == Notice::Kind::failure) {
-    told_failure_.store(true);  // by its sender, to all
-    return latch_.set(notice.code, notice.text);
-  }
+  if (notice.kind == Notice::Kind::failure) return latch_.set(notice.code, notice.text, true);
   std::lock_guard lock(mutex_);
   switch (notice.kind) {
     case Notice::Kind::leaving: left_[peer] = Clock::now(); break;

@@ -45,7 +45,7 @@ Window::Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const PeerM
       crowded_(liveness_.peers().crowded()),
       separate_processes_(liveness_.peers().separate_processes()),
       unclaimed_(blocks_.size()) {
-  latch_.on_set([this](ErrorCode, const std::string&) {
+  latch_.on_set([this](const FailureLatch::Event&) {
     for (Block* block : blocks_)
       for (Slot& slot : block->slots) wake(slot.phase, block->sleepers);
   });
