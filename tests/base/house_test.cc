@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules about the source tree itself, which no compiler checks.
 #include <filesystem>
 #include <fstream>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A healthy job survives its job: little address space, much memory, forked children, few descriptors."""
+"""A healthy job survives its surroundings: little address space, much memory, forked children, few descriptors."""
 import os
 import re
 import signal

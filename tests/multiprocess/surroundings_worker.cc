@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a healthy job survives of its job, one case per run:
+// What a healthy job survives of its surroundings, one case per run:
 //   surroundings_worker CASE [ARGUMENT]
 // Reports "ok", "error" for an error of Tutti's, or "wrong" with what is wrong.
 #include <sys/prctl.h>
