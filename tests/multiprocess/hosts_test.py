@@ -108,8 +108,8 @@ def broken(options, inject, expect, seconds, survivors=frozenset(range(4)), time
     """`inject(job)` breaks it; every survivor says so within `seconds`, in an error that `expect` checks."""
     seed = DICE.randrange(10**6)
     with HostsJob(options, host_of) as job:
-        # Making a group has a deadline of its own.
-        words = mixture(job, seed, FOREVER, "stop" if timeout else "none")
+        # Making a group has a deadline of its own, and in a part of the ranks the others notice nothing.
+        words = mixture(job, seed, FOREVER, "whole" if timeout else "none")
         started = job.start_workers(words, {"TUTTI_TIMEOUT": str(timeout), **(settings or {})} if timeout else {})
         job.wait_until_ready()
         job.pause(DICE.uniform(0.1, 0.4))

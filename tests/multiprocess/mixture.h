@@ -52,8 +52,9 @@ class Mixture {
   // `new_worlds`: also from_environment, which takes part in no check of the order of operations.
   // `steady`: mostly small, and few different sizes beyond 16 KiB, so that what is kept for reuse
   // is soon all that is ever needed.
-  Mixture(const Group& group, uint64_t seed, bool new_worlds, bool steady)
-      : group_(group), seed_(seed), new_worlds_(new_worlds), steady_(steady) {
+  // `splits`: also groups of some of the ranks, in which errors name ranks by other numbers.
+  Mixture(const Group& group, uint64_t seed, bool new_worlds, bool steady, bool splits = true)
+      : group_(group), seed_(seed), new_worlds_(new_worlds), steady_(steady), splits_(splits) {
     floats_.resize(kMost + kPeriod);
     ints_.resize(kMost + kPeriod);
     for (size_t i = 0; i < floats_.size(); ++i) floats_[i] = float(ints_[i] = int(i % kPeriod));
@@ -69,7 +70,7 @@ class Mixture {
     };
     Step step{.number = number, .kind = Kind(random() % 14), .count = 1, .root = 0};
     const uint64_t rare = random() % 100;
-    if (rare < 2) step.kind = Kind::split;
+    if (rare < 2 && splits_) step.kind = Kind::split;
     if (rare == 2 && new_worlds_) step.kind = Kind::world;
     const double most = double(steady_ ? kSmall : kMost);
     step.count = size_t(std::exp(double(random() % 1000) / 1000 * std::log(most)));
@@ -261,6 +262,7 @@ class Mixture {
   const uint64_t seed_;
   const bool new_worlds_;
   const bool steady_;
+  const bool splits_;
   std::vector<float> floats_, buffer_;
   std::vector<int> ints_;
 };

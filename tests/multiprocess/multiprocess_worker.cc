@@ -9,6 +9,7 @@
 //   skip       leaves the operation out
 //   skip_last  leaves the last operation out, and ends as if all were well
 //   none       the driver kills or stops a rank; groups are made on the way, too
+//   whole      as none, but all ranks take part in every operation
 //   soak       nothing goes wrong; memory and descriptors are reported
 // Reports "start" at once, "ready" when the group is there, "fault" just before going wrong,
 // "error" for the first error, "again" for that of a second call, "other" for that of another
@@ -58,7 +59,7 @@ int64_t moment_of(const Task& task, const Mixture& mixture) {
 void go_through(const Task& task, const Group& group) {
   const int rank = group.rank();
   const bool soaking = task.fault == "soak";
-  Mixture mixture(group, task.seed, task.fault == "none", soaking);
+  Mixture mixture(group, task.seed, task.fault == "none", soaking, task.fault != "whole");
   const int64_t moment = rank == task.rank ? moment_of(task, mixture) : -1;
   if (soaking) mixture.warm_up();
   const int64_t first = soaking ? -5000 : 0;  // these warm up, too
