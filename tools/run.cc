@@ -551,12 +551,18 @@ class Attempt {
     return int(std::max<int64_t>(0, left.count()));
   }
 
+  // What the service hears of only from now on is our own doing.
+  void stop_others() {
+    if (!stopped_others_) cause_is_known_ = service_ && service_->failure();
+    stopped_others_ = true;
+  }
+
   void act_on_deadlines() {
     if (workers_.running() == 0) return;
     const auto now = Clock::now();
     if (terminate_at_ && now >= *terminate_at_) {
       terminate_at_.reset();
-      stopped_others_ = true;
+      stop_others();
       workers_.signal(SIGTERM);
       workers_.signal(SIGCONT);  // a stopped worker gets no other signal
       kill_at_ = std::min(kill_at_.value_or(Clock::time_point::max()), now + kTerminate);
@@ -564,7 +570,7 @@ class Attempt {
     if (kill_at_ && now >= *kill_at_) {
       kill_at_.reset();
       if (failure_)
-        stopped_others_ = true;
+        stop_others();
       else
         killed_ = true;
       workers_.signal(SIGKILL);
@@ -640,6 +646,7 @@ class Attempt {
   Cause cause() {
     const Cause first{failure_->to_string(), failure_->exit_code()};
     if (!service_ || told_to_stop_ || is_broken(*failure_)) return first;
+    if (stopped_others_ && !cause_is_known_) return first;
     service_->wait_until_empty(kLastReports);
     const std::optional<cluster::Failure> failure = service_->failure();
     if (!failure) return first;
@@ -728,6 +735,7 @@ class Attempt {
   std::string host_;            // by which the workers reach us
   std::optional<Clock::time_point> terminate_at_, kill_at_, cut_at_;
   bool stopped_others_ = false;
+  bool cause_is_known_ = false;  // to the service, when we stopped the others
   bool interrupted_ = false;
   bool told_to_stop_ = false;
   bool killed_ = false;  // the workers, since an interrupt did not end them

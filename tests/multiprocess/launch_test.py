@@ -316,6 +316,19 @@ def the_last_line_names_the_rank_that_left_early(options):
                 check(run.returncode == code, f"{backend}: exits with {run.returncode}: {job.story()}")
 
 
+def the_last_line_names_a_rank_that_ends_before_it_joins(options):
+    for how, code, words in (("exit 3", 3, r"exited with 3"),
+                             ("kill -ABRT $$", 128 + signal.SIGABRT, r"was killed by signal 6 \(Aborted\)")):
+        with Job(options) as job:
+            script = f'[ "$RANK" = 1 ] && {{ {how}; }}; exec "$0" join'
+            run = job.launch(3, ["sh", "-c", script, job.program("surroundings_worker")])
+            job.wait_for_end()
+            last = job.output(run).strip().splitlines()[-1]
+            check(re.fullmatch(rf"tutti run: rank 1 \(pid \d+\) {words}; the others were stopped", last),
+                  f"the last line is {last}")
+            check(run.returncode == code, f"exits with {run.returncode}: {job.story()}")
+
+
 def fail(options, how, backend, environment=None, prefix=()):
     """A job of three whose rank 1 fails: its output, its exit code, and the errors of the others."""
     with Job(options) as job:
@@ -403,7 +416,8 @@ CASES = [a_misspelled_setting_is_warned_of_once, a_backend_that_cannot_be_had_is
          local_ranks_are_those_of_the_host, an_exception_that_ends_a_rank_reaches_the_others,
          an_exception_leaves_a_core_dump_if_they_are_on, group_abort_ends_the_job_with_its_reason,
          an_exception_without_a_launcher_aborts, joins_under_tutti_run, lines_come_when_they_are_printed,
-         a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early, joins_without_a_launcher,
+         a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early,
+         the_last_line_names_a_rank_that_ends_before_it_joins, joins_without_a_launcher,
          a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame,
          workers_are_watched_while_they_compute, groups_are_made_and_left_many_times, tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
