@@ -30,22 +30,16 @@ int main() {
 
     // A reduce: a device string, a list of them, a tensor or another distributed value says where.
     CHECK_EQ(ops->reduce(ReduceOp::MEAN, v, "/gpu:2")[0].to_vector<float>(), F({2, 3, 4}));
-    CHECK_EQ(ops->reduce(ReduceOp::MEAN, v, "/gpu:2").devices(),
-             std::vector<std::string>{canonicalize("/gpu:2")});
-    CHECK_EQ(
-        ops->reduce(ReduceOp::SUM, v, std::vector<std::string>{"/gpu:3", "/gpu:0"})[0].device(),
-        canonicalize("/gpu:3"));
+    CHECK_EQ(ops->reduce(ReduceOp::MEAN, v, "/gpu:2").devices(), std::vector<std::string>{canonicalize("/gpu:2")});
+    CHECK_EQ(ops->reduce(ReduceOp::SUM, v, std::vector<std::string>{"/gpu:3", "/gpu:0"})[0].device(), canonicalize("/gpu:3"));
     CHECK_EQ(ops->reduce(ReduceOp::SUM, v, a).size(), 1u);
 
     // A single tensor counts as one replica.
     CHECK_EQ(ops->reduce(ReduceOp::SUM, a, a)[0].to_vector<float>(), F({1, 2, 3}));
 
-    // A batch: results in the order of the pairs, each on its own destinations, any mix of dtypes
-    // and shapes.
-    const PerReplica<Tensor> ids{Tensor::scalar<int64_t>(7, "/gpu:0"),
-                                 Tensor::scalar<int64_t>(8, "/gpu:1")};
-    const std::vector<Mirrored<Value>> r =
-        ops->batch_reduce(ReduceOp::SUM, {{v, v}, {ids, "/gpu:3"}});
+    // A batch: results in the order of the pairs, each on its own destinations, any mix of dtypes and shapes.
+    const PerReplica<Tensor> ids{Tensor::scalar<int64_t>(7, "/gpu:0"), Tensor::scalar<int64_t>(8, "/gpu:1")};
+    const std::vector<Mirrored<Value>> r = ops->batch_reduce(ReduceOp::SUM, {{v, v}, {ids, "/gpu:3"}});
     CHECK_EQ(r.size(), 2u);
     CHECK_EQ(r[0][1].tensor().to_vector<float>(), F({4, 6, 8}));
     CHECK_EQ(r[1][0].tensor().item<int64_t>(), 15);
@@ -71,8 +65,7 @@ int main() {
     CHECK_THROWS(InvalidArgumentError, "destination", ops->reduce(ReduceOp::SUM, v, ""));
     CHECK_THROWS(InvalidArgumentError, "/warp:0", ops->reduce(ReduceOp::SUM, v, "/warp:0"));
     CHECK_THROWS(InvalidArgumentError, "GPU:9", ops->reduce(ReduceOp::SUM, v, "/gpu:9"));
-    CHECK_THROWS(InvalidArgumentError, "replica",
-                 ops->reduce(ReduceOp::SUM, PerReplica<Tensor>{}, "/gpu:0"));
+    CHECK_THROWS(InvalidArgumentError, "replica", ops->reduce(ReduceOp::SUM, PerReplica<Tensor>{}, "/gpu:0"));
   }
 
   // Where the values meet, and how they are added, can be chosen.
@@ -89,8 +82,7 @@ int main() {
   // The cross-device ops belong to the cross-replica context.
   MirroredStrategy strategy({"/gpu:0", "/gpu:1"});
   CHECK_EQ(MirroredStrategy().num_replicas_in_sync(), 4);  // every logical GPU
-  CHECK_THROWS(FailedPreconditionError, "merge_call",
-               strategy.run([&](ReplicaContext&) { return one.reduce(ReduceOp::SUM, v, v); }));
+  CHECK_THROWS(FailedPreconditionError, "merge_call", strategy.run([&](ReplicaContext&) { return one.reduce(ReduceOp::SUM, v, v); }));
 
   CHECK_THROWS(InvalidArgumentError, "carrier_pigeon", AllReduceCrossDeviceOps("carrier_pigeon"));
   CHECK_THROWS(InvalidArgumentError, "num_packs", HierarchicalCopyAllReduce(-1));
