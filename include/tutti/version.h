@@ -12,7 +12,7 @@ inline constexpr int version_major = 0;
 inline constexpr int version_minor = 1;
 inline constexpr int version_patch = 0;
 
-// The version of the loaded library, "0.1.0".
+// The version of the loaded library, "major.minor.patch".
 std::string_view version();
 
 }  // namespace tutti

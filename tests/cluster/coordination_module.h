@@ -35,7 +35,7 @@ inline cluster::Job job_of(int ranks) {
   for (int rank = 0; rank < ranks; ++rank)
     job.addresses.push_back("127.0.0.1:" + std::to_string(5000 + rank));
   job.token = "sesame";
-  job.version = "0.1.0";
+  job.version = "1.2.3";
   return job;
 }
 

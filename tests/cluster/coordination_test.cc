@@ -414,7 +414,7 @@ TEST(Join, NeedsTheSameJob) {
   Job other = cluster.job;
   other.version = "0.0.9";
   EXPECT_ERROR(FailedPreconditionError,
-               "the worker runs version 0.0.9 of Tutti and the service 0.1.0",
+               "the worker runs version 0.0.9 of Tutti and the service 1.2.3",
                join(other, address, 0));
   EXPECT_ERROR(FailedPreconditionError,
                "rank 0 belongs to a job of 3 ranks and the service to one of 2",
@@ -692,7 +692,7 @@ TEST(Service, TellsOfTheWorkersThatItRefuses) {
     EXPECT_ERROR(FailedPreconditionError, "joined before", join(job, address, 1));
   const std::string all[] = {
       "127.0.0.1 (wrong token)",
-      "127.0.0.1 (the worker runs version 0.0.9? of Tutti and the service 0.1.0)",
+      "127.0.0.1 (the worker runs version 0.0.9? of Tutti and the service 1.2.3)",
       "127.0.0.1 (rank 2 belongs to a job of 4 ranks and the service to one of 3)",
       "127.0.0.1 (rank 1 (127.0.0.1:5001) has joined before)"};
   const auto told = [&](const std::string& refused) {
