@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 // After the launcher's death a worker has time to report that the coordination is gone, is then
 // asked to end, and is then killed. All of it takes two seconds at most.
 constexpr auto kLastWords = 1000ms;
-constexpr auto kTerminate = 500ms;
+constexpr auto kTermination = 500ms;
 constexpr auto kKilling = 10s;  // the most that it takes to find the last process
 constexpr auto kAgain = 20ms;
 
@@ -68,7 +68,7 @@ void end_all(std::set<pid_t>& groups, const std::string& mark) {
   std::this_thread::sleep_for(kLastWords);
   signal_all(groups, mark, SIGTERM);
   signal_all(groups, mark, SIGCONT);  // a suspended process gets no other signal
-  std::this_thread::sleep_for(kTerminate);
+  std::this_thread::sleep_for(kTermination);
   // Repeats until none is left: one may have been started meanwhile.
   const auto until = std::chrono::steady_clock::now() + kKilling;
   while (signal_all(groups, mark, SIGKILL) && std::chrono::steady_clock::now() < until)

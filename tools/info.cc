@@ -188,7 +188,7 @@ void print_row(const std::string& name, bool on, const std::string& text) {
   print_wrapped(start, text, start.size());
 }
 
-void print(const nlohmann::json& info) {
+void print_info(const nlohmann::json& info) {
   const auto text = [](const nlohmann::json& value) { return value.get<std::string>(); };
   const auto names = [](const nlohmann::json& list) {
     return fmt::format("{}", fmt::join(list.get<std::vector<std::string>>(), ", "));
@@ -247,7 +247,7 @@ int info(int argc, char** argv) {
   if (json)
     fmt::print("{}\n", information.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   else
-    print(information);
+    print_info(information);
   return 0;
 }
 

@@ -100,13 +100,13 @@ json describe(const JobLayout& job) {
   return result;
 }
 
-std::string name_of(const json& host) {
+std::string host_name(const json& host) {
   const std::string id = host["host_id"];
   return id.empty() ? text_of(host["machine"])
                     : fmt::format("{} (host {})", text_of(host["machine"]), id);
 }
 
-void print(const json& job) {
+void print_layout(const json& job) {
   const auto& hosts = job["hosts"];
   const std::string where = job["apart"].get<bool>() ? ""
                             : hosts.size() == 1      ? " on one host"
@@ -115,7 +115,7 @@ void print(const json& job) {
              where, text_of(job["source"]), text_of(job["service"]));
   fmt::print("Hosts\n");
   for (const auto& host : hosts)
-    fmt::print("  {:<28}{:<18}{}\n", name_of(host), called(host["ranks"]),
+    fmt::print("  {:<28}{:<18}{}\n", host_name(host), called(host["ranks"]),
                fmt::join(host["addresses"].get<std::vector<std::string>>(), " "));
   fmt::print("\nData\n");
   if (job.contains("within"))
@@ -133,7 +133,7 @@ void print(const json& job) {
   for (const auto& host : hosts) {
     std::vector<std::string> parts;
     for (const auto& under : host["partial_sums"]) parts.push_back(called(under));
-    fmt::print("  {:<28}{}: {}\n", name_of(host), parts.size(), fmt::join(parts, " | "));
+    fmt::print("  {:<28}{}: {}\n", host_name(host), parts.size(), fmt::join(parts, " | "));
   }
 }
 
@@ -150,7 +150,7 @@ int show_layout(bool as_json) {
         "A job of one: neither TF_CONFIG nor torchrun, srun or mpirun tell of others. Start it as "
         "a job, as in tutti run -n 4 -- tutti info --job\n");
   else
-    print(job);
+    print_layout(job);
   return 0;
 }
 

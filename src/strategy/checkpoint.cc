@@ -29,7 +29,7 @@ constexpr std::string_view kPrefix = "step-", kSuffix = ".safetensors";
 // Follows the name of a damaged file that a save has put aside, before a number.
 constexpr std::string_view kAside = ".damaged.";
 // What begins like this is ours: variables have other names.
-constexpr std::string_view kOurs = "tutti.";
+constexpr std::string_view kReserved = "tutti.";
 constexpr const char* kStep = "tutti.step";
 
 // Before any variable is touched: each of them must be readable and writable from here.
@@ -173,9 +173,9 @@ Checkpoint::Checkpoint(std::string folder, std::vector<Variable> variables,
   if (keep < 1) fail(fmt::format("keep is {}, expected 1 or more", keep));
   if (variables_.empty()) fail("there are no variables");
   for (const Variable& variable : variables_) {
-    if (variable.name().starts_with(kOurs))
+    if (variable.name().starts_with(kReserved))
       fail(fmt::format("a variable is called \"{}\"; names with \"{}\" are taken", variable.name(),
-                       kOurs));
+                       kReserved));
     if (&variable.strategy() != &variables_[0].strategy())
       fail(
           fmt::format("the variables \"{}\" and \"{}\" are of two strategies; each needs a "

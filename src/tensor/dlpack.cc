@@ -31,7 +31,7 @@ namespace {
 constexpr uint8_t kBool = 6;       // kDLBool
 constexpr uint64_t kReadOnly = 1;  // DLPACK_FLAG_BITMASK_READ_ONLY
 constexpr uint32_t kMajor = 1, kMinor = 0;
-constexpr int kMaxRank = 64;
+constexpr int kMaxDims = 64;
 
 DLDataType to_dl(DType dtype) {
   const auto of = [&](uint8_t code) { return DLDataType{code, uint8_t(8 * size_of(dtype)), 1}; };
@@ -102,10 +102,10 @@ Tensor import(Managed* managed, bool read_only) {
   int32_t device_type;  // newer producers know types that the enumeration here does not
   std::memcpy(&device_type, &tensor.device.device_type, sizeof device_type);
   detail::Device& device = device_for(device_type, tensor.device.device_id);
-  if (tensor.ndim < 0 || tensor.ndim > kMaxRank || (tensor.ndim > 0 && !tensor.shape))
+  if (tensor.ndim < 0 || tensor.ndim > kMaxDims || (tensor.ndim > 0 && !tensor.shape))
     throw InvalidArgumentError(
         fmt::format("from_dlpack: a tensor of {} axes without a shape, or with more than {}",
-                    tensor.ndim, kMaxRank));
+                    tensor.ndim, kMaxDims));
   Shape shape(std::vector<int64_t>(tensor.shape, tensor.shape + tensor.ndim));
   const DType dtype = from_dl(tensor.dtype);
   check_contiguous(tensor, shape);

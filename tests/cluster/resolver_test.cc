@@ -9,11 +9,11 @@ namespace {
 
 class ResolverTest : public ::tutti::testing::EnvironmentTest {};
 
-const ClusterSpec kWorkers{{{"worker", {"a:1", "b:1"}}}};
+const ClusterSpec kTwoWorkers{{{"worker", {"a:1", "b:1"}}}};
 
 TEST_F(ResolverTest, ASimpleOneSaysWhatItIsTold) {
-  const SimpleClusterResolver resolver(kWorkers, {.task_type = "worker", .task_id = 1});
-  EXPECT_EQ(resolver.cluster_spec(), kWorkers);
+  const SimpleClusterResolver resolver(kTwoWorkers, {.task_type = "worker", .task_id = 1});
+  EXPECT_EQ(resolver.cluster_spec(), kTwoWorkers);
   EXPECT_EQ(resolver.task_type(), "worker");
   EXPECT_EQ(resolver.task_id(), 1);
   EXPECT_EQ(resolver.master(), "b:1");
@@ -22,30 +22,30 @@ TEST_F(ResolverTest, ASimpleOneSaysWhatItIsTold) {
 
 TEST_F(ResolverTest, ASimpleOneDoesNotLookAround) {
   set("TF_CONFIG", R"({"task": {"type": "worker", "index": 1}})");
-  const SimpleClusterResolver resolver(kWorkers);
+  const SimpleClusterResolver resolver(kTwoWorkers);
   EXPECT_EQ(resolver.task_type(), "");
   EXPECT_EQ(resolver.task_id(), std::nullopt);
 }
 
 TEST_F(ResolverTest, MasterNeedsToKnowTheTask) {
   EXPECT_ERROR(InvalidArgumentError, "give task_type and task_id",
-               SimpleClusterResolver(kWorkers).master());
+               SimpleClusterResolver(kTwoWorkers).master());
   EXPECT_ERROR(InvalidArgumentError, "give task_type and task_id",
-               SimpleClusterResolver(kWorkers).master("worker"));
+               SimpleClusterResolver(kTwoWorkers).master("worker"));
   EXPECT_EQ(SimpleClusterResolver(ClusterSpec()).master(), "");
 }
 
 TEST_F(ResolverTest, ATaskIdIsNotNegative) {
   EXPECT_ERROR(InvalidArgumentError, "task_id is -1; expected 0 or more",
-               SimpleClusterResolver(kWorkers, {.task_id = -1}));
-  SimpleClusterResolver resolver(kWorkers);
+               SimpleClusterResolver(kTwoWorkers, {.task_id = -1}));
+  SimpleClusterResolver resolver(kTwoWorkers);
   EXPECT_ERROR(InvalidArgumentError, "task_id is -2; expected 0 or more", resolver.set_task_id(-2));
 }
 
 TEST_F(ResolverTest, MayBeOfTheUsersOwn) {
   class Own : public ClusterResolver {
    public:
-    ClusterSpec cluster_spec() const override { return kWorkers; }
+    ClusterSpec cluster_spec() const override { return kTwoWorkers; }
 
    protected:
     std::string find_task_type() const override { return "worker"; }

@@ -16,14 +16,14 @@ constexpr const char* kConfig = R"({
   "cluster": {"ps": ["ps0:2222", "ps1:2222"], "worker": ["worker0:2222", "worker1:2222"]},
   "task": {"type": "ps", "index": 0}})";
 
-const ClusterSpec kCluster{
+const ClusterSpec kConfigured{
     {{"ps", {"ps0:2222", "ps1:2222"}}, {"worker", {"worker0:2222", "worker1:2222"}}}};
 
 // C233
 TEST_F(TFConfigTest, GivesTheClusterAndTheTask) {
   set("TF_CONFIG", kConfig);
   const TFConfigClusterResolver resolver;
-  EXPECT_EQ(resolver.cluster_spec(), kCluster);
+  EXPECT_EQ(resolver.cluster_spec(), kConfigured);
   EXPECT_EQ(resolver.task_type(), "ps");
   EXPECT_EQ(resolver.task_id(), 0);
   EXPECT_EQ(resolver.rpc_layer(), "");
@@ -137,7 +137,7 @@ TEST_F(TFConfigTest, IsReadAfreshEveryTime) {
   const TFConfigClusterResolver resolver;
   EXPECT_FALSE(resolver.cluster_spec());
   set("TF_CONFIG", kConfig);
-  EXPECT_EQ(resolver.cluster_spec(), kCluster);
+  EXPECT_EQ(resolver.cluster_spec(), kConfigured);
   set("TF_CONFIG", R"({"task": {"type": "chief", "index": 0}})");
   EXPECT_FALSE(resolver.cluster_spec());
   EXPECT_EQ(resolver.task_type(), "chief");

@@ -240,7 +240,7 @@ TEST(Tcp, RefusesAnAddressThatIsNotOfThisHost) {
 }
 
 TEST(Tcp, TakesIPv6) {
-  Ranks ranks;
+  Peers ranks;
   try {
     ranks = connected("tcp", 2, "::1");
   } catch (const UnavailableError& error) {

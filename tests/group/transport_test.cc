@@ -63,7 +63,7 @@ class Transports : public ::testing::TestWithParam<std::string> {
     EXPECT_EQ(got, sent);
   }
 
-  Ranks ranks;
+  Peers ranks;
 
  private:
   std::shared_ptr<PostOffice> office_;

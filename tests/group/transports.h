@@ -30,7 +30,7 @@ namespace tutti::testing {
 
 using group::Transport;
 using State = Transport::State;
-using Ranks = std::vector<std::unique_ptr<Transport>>;
+using Peers = std::vector<std::unique_ptr<Transport>>;
 
 constexpr std::chrono::seconds kGiveUp{60};
 
@@ -46,7 +46,7 @@ inline const group::TransportModule& module_of(const std::string& transport) {
   return *static_cast<const group::TransportModule*>(entry()->interface);
 }
 
-inline Ranks connected(const std::string& transport, int n, const std::string& host = "127.0.0.1") {
+inline Peers connected(const std::string& transport, int n, const std::string& host = "127.0.0.1") {
   std::vector<std::unique_ptr<group::Endpoint>> endpoints;
   std::vector<std::string> addresses;
   for (int r = 0; r < n; ++r) {
@@ -57,7 +57,7 @@ inline Ranks connected(const std::string& transport, int n, const std::string& h
   for (int r = 0; r < n; ++r)
     all.push_back(std::async(
         std::launch::async, [&, r] { return endpoints[size_t(r)]->connect(addresses, r, [] {}); }));
-  Ranks ranks;
+  Peers ranks;
   for (auto& one : all) ranks.push_back(one.get());
   return ranks;
 }
@@ -68,14 +68,14 @@ inline std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
   return data;
 }
 
-inline void progress(const Ranks& all) {
+inline void progress(const Peers& all) {
   for (const auto& one : all)
     if (one) one->progress();
 }
 
 // Until the condition holds, while all ranks make progress.
 template <class Condition>
-bool eventually(const Ranks& all, Condition condition) {
+bool eventually(const Peers& all, Condition condition) {
   const auto until = std::chrono::steady_clock::now() + kGiveUp;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > until) return false;
@@ -84,7 +84,7 @@ bool eventually(const Ranks& all, Condition condition) {
   return true;
 }
 
-inline State finish(Transport::Message* message, Transport& whose, const Ranks& all) {
+inline State finish(Transport::Message* message, Transport& whose, const Peers& all) {
   State state = State::under_way;
   eventually(all, [&] { return (state = whose.advance(message, 1)) != State::under_way; });
   return state;

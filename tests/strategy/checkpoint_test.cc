@@ -41,7 +41,7 @@ std::string foreign(const std::string& header, std::string_view data) {
   return bytes + header + std::string(data);
 }
 
-class Checkpoint : public ::testing::Test {
+class SavedVariables : public ::testing::Test {
  protected:
   static Variable make(const std::string& name, const Tensor& value,
                        Aggregation aggregation = Aggregation::NONE,
@@ -64,7 +64,7 @@ class Checkpoint : public ::testing::Test {
 };
 
 // C175
-TEST_F(Checkpoint, RestoresEveryComponent) {
+TEST_F(SavedVariables, RestoresEveryComponent) {
   const Variable mirrored = make("mirrored", Tensor::of<float>({1, 2}));
   const Variable sum = make("sum", number(0), Aggregation::SUM, Synchronization::ON_READ);
   const Variable mean = make("mean", number(0), Aggregation::MEAN, Synchronization::ON_READ);
@@ -90,7 +90,7 @@ TEST_F(Checkpoint, RestoresEveryComponent) {
 }
 
 // C175
-TEST_F(Checkpoint, MovesBetweenStrategiesAndPlainVariables) {
+TEST_F(SavedVariables, MovesBetweenStrategiesAndPlainVariables) {
   const Variable mirrored = make("v", Tensor::of<float>({1, 2}));
   save_variables(path(), {mirrored});
   scope_.close();
@@ -103,7 +103,7 @@ TEST_F(Checkpoint, MovesBetweenStrategiesAndPlainVariables) {
   EXPECT_EQ(mirrored.component(1).to_vector<float>(), Floats({3, 4}));
 }
 
-TEST_F(Checkpoint, KeepsTheBitsOfEveryDtypeAndOfNothing) {
+TEST_F(SavedVariables, KeepsTheBitsOfEveryDtypeAndOfNothing) {
   std::vector<Variable> saved, loaded;
   for (const DType dtype : testing::kDTypes)
     for (const Shape& shape : {Shape{3, 5}, Shape{}, Shape{0}, Shape{2, 0, 3}}) {
@@ -123,12 +123,12 @@ TEST_F(Checkpoint, KeepsTheBitsOfEveryDtypeAndOfNothing) {
   }
 }
 
-TEST_F(Checkpoint, SavesNoVariableToo) {
+TEST_F(SavedVariables, SavesNoVariableToo) {
   save_variables(path(), {}, {{"a", "b"}});
   EXPECT_EQ(load_variables(path(), {}), (Metadata{{"a", "b"}}));
 }
 
-TEST_F(Checkpoint, IsAValidSafetensorsFile) {
+TEST_F(SavedVariables, IsAValidSafetensorsFile) {
   save_variables(path(),
                  {make("w", Tensor::of<float>({1.5f, -2}).reshape({1, 2})),
                   make("n", Tensor::scalar<int64_t>(7))},
@@ -154,14 +154,14 @@ TEST_F(Checkpoint, IsAValidSafetensorsFile) {
   EXPECT_EQ(data.size(), sizeof w + sizeof(int64_t));
 }
 
-TEST_F(Checkpoint, LeavesNothingElseBehind) {
+TEST_F(SavedVariables, LeavesNothingElseBehind) {
   const Variable v = make("v", number(1));
   for (int i = 0; i < 3; ++i) save_variables(path(), {v});
   EXPECT_THAT(files(), ElementsAre("model.safetensors"));
 }
 
 // A container's process has the same id at every start.
-TEST_F(Checkpoint, IsWrittenBesideWhatAKilledProcessOfTheSameIdLeft) {
+TEST_F(SavedVariables, IsWrittenBesideWhatAKilledProcessOfTheSameIdLeft) {
   for (int i = 1; i < 200; ++i)
     write_bytes(path("model.safetensors.tmp." + std::to_string(getpid()) + "." + std::to_string(i)),
                 "half");
@@ -171,7 +171,7 @@ TEST_F(Checkpoint, IsWrittenBesideWhatAKilledProcessOfTheSameIdLeft) {
   EXPECT_THAT(files(), ElementsAre("model.safetensors"));
 }
 
-TEST_F(Checkpoint, NamesTheFileThatCannotBeWritten) {
+TEST_F(SavedVariables, NamesTheFileThatCannotBeWritten) {
   const Variable v = make("v", number(1));
   EXPECT_ERROR(UnavailableError, path("none/model"), save_variables(path("none/model"), {v}));
   write_bytes(path("file"), "");
@@ -182,7 +182,7 @@ TEST_F(Checkpoint, NamesTheFileThatCannotBeWritten) {
 }
 
 // A disk that is full, by way of the limit on the size of files.
-TEST_F(Checkpoint, KeepsTheOldFileWhereTheNewOneDoesNotFit) {
+TEST_F(SavedVariables, KeepsTheOldFileWhereTheNewOneDoesNotFit) {
   const Variable v = make("v", number(1));
   save_variables(path(), {v});
   const std::string before = bytes_of(path());
@@ -200,27 +200,27 @@ TEST_F(Checkpoint, KeepsTheOldFileWhereTheNewOneDoesNotFit) {
   EXPECT_THAT(files(), ElementsAre("model.safetensors"));
 }
 
-TEST_F(Checkpoint, NeedsNamesThatDiffer) {
+TEST_F(SavedVariables, NeedsNamesThatDiffer) {
   EXPECT_ERROR(InvalidArgumentError, "\"v\"",
                save_variables(path(), {make("v", number(1)), make("v", number(2))}));
   EXPECT_THAT(files(), ElementsAre());
 }
 
 // A file that could not be read back must not be written.
-TEST_F(Checkpoint, RefusesNamesThatTheFormatCannotHold) {
+TEST_F(SavedVariables, RefusesNamesThatTheFormatCannotHold) {
   EXPECT_ERROR(InvalidArgumentError, "__metadata__",
                save_variables(path(), {make("__metadata__", number(1))}));
   EXPECT_ERROR(InvalidArgumentError, "UTF-8",
                save_variables(path(), {make("\xff", number(1)), make("\xfe", number(2))}));
 }
 
-TEST_F(Checkpoint, HasNoPlaceForWhatHasNoValue) {
+TEST_F(SavedVariables, HasNoPlaceForWhatHasNoValue) {
   const Variable v = make("v", number(1), Aggregation::NONE, Synchronization::ON_READ);
   EXPECT_ERROR(InvalidArgumentError, "NONE", save_variables(path(), {v}));
   EXPECT_THAT(files(), ElementsAre());
 }
 
-TEST_F(Checkpoint, BelongsToCrossReplicaContext) {
+TEST_F(SavedVariables, BelongsToCrossReplicaContext) {
   const Variable v = make("v", number(1));
   save_variables(path(), {v});
   strategy_.run([&] {
@@ -229,7 +229,7 @@ TEST_F(Checkpoint, BelongsToCrossReplicaContext) {
   });
 }
 
-TEST_F(Checkpoint, LoadsAllVariablesOrNone) {
+TEST_F(SavedVariables, LoadsAllVariablesOrNone) {
   const Variable a = make("a", number(1)), b = make("b", Tensor::of<float>({1, 2}));
   save_variables(path(), {a, b});
   for (const Variable& v : {a, b}) v.assign(Tensor::full(v.shape(), 9, DType::float32));
@@ -243,7 +243,7 @@ TEST_F(Checkpoint, LoadsAllVariablesOrNone) {
   EXPECT_EQ(b.read_value().to_vector<float>(), Floats({9, 9}));
 }
 
-TEST_F(Checkpoint, LoadsNoneWhereOneBelongsToAnotherStrategy) {
+TEST_F(SavedVariables, LoadsNoneWhereOneBelongsToAnotherStrategy) {
   const Variable mine = make("v", number(1));
   save_variables(path(), {mine});
   scope_.close();
@@ -254,7 +254,7 @@ TEST_F(Checkpoint, LoadsNoneWhereOneBelongsToAnotherStrategy) {
   EXPECT_EQ(others.read_value().item<float>(), 5.f);
 }
 
-TEST_F(Checkpoint, CutOffAnywhereIsDamaged) {
+TEST_F(SavedVariables, CutOffAnywhereIsDamaged) {
   const Variable v = make("v", Tensor::of<float>({1, 2}));
   save_variables(path(), {v});
   const std::string bytes = bytes_of(path());
@@ -268,7 +268,7 @@ TEST_F(Checkpoint, CutOffAnywhereIsDamaged) {
   EXPECT_EQ(v.read_value().to_vector<float>(), Floats({8, 9}));
 }
 
-TEST_F(Checkpoint, WithAnyWrongBitIsDamaged) {
+TEST_F(SavedVariables, WithAnyWrongBitIsDamaged) {
   const Variable a = make("a", Tensor::of<float>({1, 2})), b = make("b", Tensor::of<float>({3, 4}));
   save_variables(path(), {a, b});
   const std::string bytes = bytes_of(path());
@@ -286,7 +286,7 @@ TEST_F(Checkpoint, WithAnyWrongBitIsDamaged) {
   EXPECT_EQ(b.read_value().to_vector<float>(), Floats({9, 9}));
 }
 
-TEST_F(Checkpoint, WithWrongMetadataIsDamaged) {
+TEST_F(SavedVariables, WithWrongMetadataIsDamaged) {
   const Variable v = make("v", number(1));
   save_variables(path(), {v}, {{"step", "100"}});
   std::string bytes = bytes_of(path());
@@ -295,7 +295,7 @@ TEST_F(Checkpoint, WithWrongMetadataIsDamaged) {
   EXPECT_ERROR(DataLossError, path(), load_variables(path(), {v}));
 }
 
-TEST_F(Checkpoint, OfAnotherToolLoadsWithoutAChecksum) {
+TEST_F(SavedVariables, OfAnotherToolLoadsWithoutAChecksum) {
   const float values[2] = {1, 2};
   const std::string_view data(reinterpret_cast<const char*>(values), sizeof values);
   const Variable v = make("v", Tensor::zeros({2}, DType::float32));
@@ -317,7 +317,7 @@ TEST_F(Checkpoint, OfAnotherToolLoadsWithoutAChecksum) {
 }
 
 // 60 MiB of brackets, which a parser that builds a tree would take gigabytes for.
-TEST_F(Checkpoint, WithADeepHeaderIsRefusedWithoutBuildingIt) {
+TEST_F(SavedVariables, WithADeepHeaderIsRefusedWithoutBuildingIt) {
   const Variable v = make("v", number(1));
   const auto peak = [] {
     rusage usage{};
@@ -332,7 +332,7 @@ TEST_F(Checkpoint, WithADeepHeaderIsRefusedWithoutBuildingIt) {
   }
 }
 
-TEST_F(Checkpoint, OfAnotherKindIsDamaged) {
+TEST_F(SavedVariables, OfAnotherKindIsDamaged) {
   const Variable v = make("v", number(1));
   const auto entry = [](const std::string& fields) {
     return foreign("{\"v\":{" + fields + "}}", "1234");

@@ -4,14 +4,14 @@
 
 #include <vector>
 
+#include "support/cpus.h"
 #include "support/expect.h"
 
 namespace tutti {
 namespace {
 
+using testing::cpu;
 using ::testing::ElementsAre;
-
-const std::string kCpu0 = canonicalize("/cpu:0"), kCpu1 = canonicalize("/cpu:1");
 
 // As a caller of reduce meets it.
 std::vector<std::string> devices_of(const Destinations& destinations) {
@@ -28,32 +28,33 @@ class DestinationsTest : public ::testing::Test {
 };
 
 TEST_F(DestinationsTest, AreMadeFromNames) {
-  EXPECT_THAT(devices_of("/cpu:1"), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of(std::string("cpu:1")), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of(std::string_view("/device:CPU:1")), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of({"/cpu:1", "/cpu:0"}), ElementsAre(kCpu1, kCpu0));
+  EXPECT_THAT(devices_of("/cpu:1"), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of(std::string("cpu:1")), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of(std::string_view("/device:CPU:1")), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of({"/cpu:1", "/cpu:0"}), ElementsAre(cpu(1), cpu(0)));
   EXPECT_THAT(devices_of({"/cpu:0", "/cpu:1", "/cpu:2"}).size(), 3u);
-  EXPECT_THAT(devices_of(std::vector<std::string>{"/cpu:0", "/cpu:1"}), ElementsAre(kCpu0, kCpu1));
+  EXPECT_THAT(devices_of(std::vector<std::string>{"/cpu:0", "/cpu:1"}),
+              ElementsAre(cpu(0), cpu(1)));
   EXPECT_THAT(devices_of(list_logical_devices("CPU")).size(), 3u);
-  EXPECT_THAT(Destinations({"/cpu:0", "/cpu:1"}).devices(), ElementsAre(kCpu0, kCpu1));
+  EXPECT_THAT(Destinations({"/cpu:0", "/cpu:1"}).devices(), ElementsAre(cpu(0), cpu(1)));
 }
 
 TEST_F(DestinationsTest, AreMadeFromWhateverHasADevice) {
-  EXPECT_THAT(devices_of(on1_), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of(slices_), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of(Value(on1_)), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of(Value(slices_)), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of(PerReplica<Tensor>{on1_, on0_}), ElementsAre(kCpu1, kCpu0));
+  EXPECT_THAT(devices_of(on1_), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of(slices_), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of(Value(on1_)), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of(Value(slices_)), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of(PerReplica<Tensor>{on1_, on0_}), ElementsAre(cpu(1), cpu(0)));
   EXPECT_THAT(devices_of(PerReplica<Value>{Value(slices_), Value(on0_)}),
-              ElementsAre(kCpu1, kCpu0));
-  EXPECT_THAT(devices_of(Mirrored<Tensor>{on0_, on1_}), ElementsAre(kCpu0, kCpu1));
-  EXPECT_THAT(devices_of(Mirrored<IndexedSlices>{slices_}), ElementsAre(kCpu1));
+              ElementsAre(cpu(1), cpu(0)));
+  EXPECT_THAT(devices_of(Mirrored<Tensor>{on0_, on1_}), ElementsAre(cpu(0), cpu(1)));
+  EXPECT_THAT(devices_of(Mirrored<IndexedSlices>{slices_}), ElementsAre(cpu(1)));
 }
 
 TEST_F(DestinationsTest, NamesAreResolvedInTheCurrentScope) {
   const DeviceScope scope("/cpu:1");
-  EXPECT_THAT(devices_of("/task:0"), ElementsAre(kCpu1));
-  EXPECT_THAT(devices_of("/cpu:0"), ElementsAre(kCpu0));
+  EXPECT_THAT(devices_of("/task:0"), ElementsAre(cpu(1)));
+  EXPECT_THAT(devices_of("/cpu:0"), ElementsAre(cpu(0)));
 }
 
 TEST_F(DestinationsTest, EmptyOnesAreRefused) {
@@ -76,14 +77,15 @@ TEST_F(DestinationsTest, UnknownOnesAreNamed) {
 }
 
 TEST_F(DestinationsTest, AListNamesADeviceOnce) {
-  EXPECT_ERROR(InvalidArgumentError, kCpu1 + " twice", devices_of({"/cpu:1", "cpu:1"}));
-  EXPECT_ERROR(InvalidArgumentError, kCpu0 + " twice",
+  EXPECT_ERROR(InvalidArgumentError, cpu(1) + " twice", devices_of({"/cpu:1", "cpu:1"}));
+  EXPECT_ERROR(InvalidArgumentError, cpu(0) + " twice",
                Destinations(std::vector<std::string>{"/cpu:0", "/cpu:1", "/device:CPU:0"}));
 }
 
 TEST_F(DestinationsTest, ADistributedValueKeepsADeviceItHasTwice) {
-  EXPECT_THAT(devices_of(PerReplica<Tensor>{on1_, on0_, on1_}), ElementsAre(kCpu1, kCpu0, kCpu1));
-  EXPECT_THAT(devices_of(Mirrored<Tensor>{on1_, on1_}), ElementsAre(kCpu1, kCpu1));
+  EXPECT_THAT(devices_of(PerReplica<Tensor>{on1_, on0_, on1_}),
+              ElementsAre(cpu(1), cpu(0), cpu(1)));
+  EXPECT_THAT(devices_of(Mirrored<Tensor>{on1_, on1_}), ElementsAre(cpu(1), cpu(1)));
 }
 
 TEST_F(DestinationsTest, MatchAsSets) {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "support/cpus.h"
 #include "support/expect.h"
 #include "tensor/tensor_impl.h"
 
@@ -24,11 +25,10 @@ namespace tutti {
 namespace {
 
 using ::testing::AllOf;
+using testing::cpu;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-const std::string kCpu0 = canonicalize("/cpu:0"), kCpu1 = canonicalize("/cpu:1");
 
 class TensorTest : public ::testing::Test {
  protected:
@@ -48,10 +48,10 @@ TEST_F(TensorTest, OfCopiesItsValues) {
   EXPECT_EQ(tensor.shape(), Shape{3});
   EXPECT_EQ(tensor.dtype(), DType::float32);
   EXPECT_EQ(tensor.num_bytes(), 12u);
-  EXPECT_EQ(tensor.device(), kCpu0);
+  EXPECT_EQ(tensor.device(), cpu(0));
   EXPECT_THAT(tensor.to_vector<float>(), ElementsAre(1, 2, 3));
   EXPECT_EQ(Tensor::of({1, 2}).dtype(), DType::int32);
-  EXPECT_EQ(Tensor::of({1.0, 2.0}, "/cpu:1").device(), kCpu1);
+  EXPECT_EQ(Tensor::of({1.0, 2.0}, "/cpu:1").device(), cpu(1));
   EXPECT_EQ(Tensor::of<float>({}).shape(), Shape{0});
   EXPECT_THAT(Tensor::of({true, false}).to_vector<bool>(), ElementsAre(true, false));
   EXPECT_EQ(Tensor::of<long long>({5}).item<int64_t>(), 5);
@@ -78,7 +78,7 @@ TEST_F(TensorTest, FullFillsEveryElementOfEveryType) {
       EXPECT_THAT(ones.to(DType::float64).to_vector<double>(), Each(1.0)) << DType(i) << n;
       EXPECT_THAT(zeros.to(DType::float64).to_vector<double>(), Each(0.0)) << DType(i) << n;
     }
-  EXPECT_EQ(Tensor::full({2, 3}, -7, DType::int16, "/cpu:1").device(), kCpu1);
+  EXPECT_EQ(Tensor::full({2, 3}, -7, DType::int16, "/cpu:1").device(), cpu(1));
   EXPECT_TRUE(std::isnan(Tensor::full({}, NAN, DType::float32).item<float>()));
 }
 
@@ -118,7 +118,7 @@ TEST_F(TensorTest, BorrowUsesTheMemoryWhereItIs) {
   std::vector<float> values{1, 2, 3, 4, 5, 6};
   const Tensor tensor = Tensor::borrow(values.data(), {2, 3}, DType::float32, "/cpu:1");
   EXPECT_EQ(tensor.data(), values.data());
-  EXPECT_EQ(tensor.device(), kCpu1);
+  EXPECT_EQ(tensor.device(), cpu(1));
   values[4] = 50;
   EXPECT_THAT(tensor.to_vector<float>(), ElementsAre(1, 2, 3, 4, 50, 6));
   tensor.span<float>()[0] = 10;
@@ -155,9 +155,9 @@ TEST_F(TensorTest, ClonesAreCopies) {
   const Tensor a = Tensor::of({1, 2, 3});
   const Tensor here = a.clone(), there = a.clone_to("/cpu:1"), same = a.clone_to("/cpu:0");
   a.span<int>()[0] = 9;
-  EXPECT_EQ(here.device(), kCpu0);
-  EXPECT_EQ(there.device(), kCpu1);
-  EXPECT_EQ(there.clone().device(), kCpu1);
+  EXPECT_EQ(here.device(), cpu(0));
+  EXPECT_EQ(there.device(), cpu(1));
+  EXPECT_EQ(there.clone().device(), cpu(1));
   for (const Tensor& copy : {here, there, same}) {
     EXPECT_NE(copy.data(), a.data());
     EXPECT_THAT(copy.to_vector<int>(), ElementsAre(1, 2, 3));
@@ -265,8 +265,8 @@ TEST_F(TensorTest, ReadOnlyMemoryIsNeverHandedOutForWriting) {
 }
 
 TEST_F(TensorTest, PrintsTypeShapeAndDevice) {
-  EXPECT_EQ(Tensor::zeros({3, 2}, DType::float32).to_string(), "float32[3, 2] on " + kCpu0);
-  EXPECT_EQ(Tensor::scalar(true, "/cpu:1").to_string(), "bool[] on " + kCpu1);
+  EXPECT_EQ(Tensor::zeros({3, 2}, DType::float32).to_string(), "float32[3, 2] on " + cpu(0));
+  EXPECT_EQ(Tensor::scalar(true, "/cpu:1").to_string(), "bool[] on " + cpu(1));
 }
 
 }  // namespace

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "base/context.h"
+#include "support/cpus.h"
 #include "support/expect.h"
 
 namespace tutti {
 namespace {
 
+using testing::cpu;
 using ::testing::ElementsAre;
-
-const std::string kCpu0 = canonicalize("/cpu:0"), kCpu1 = canonicalize("/cpu:1");
 
 // What gmock takes for a list.
 template <class C>
@@ -73,15 +73,15 @@ TEST_F(ValuesTest, MapProjectsMembers) {
                                    {2.5f, Tensor::scalar(2, "/cpu:1")}};
   EXPECT_THAT(listed(results.map(&Result::loss)), ElementsAre(1.5f, 2.5f));
   const PerReplica<Tensor> gradients = results.map(&Result::gradient);
-  EXPECT_THAT(gradients.devices(), ElementsAre(kCpu0, kCpu1));
+  EXPECT_THAT(gradients.devices(), ElementsAre(cpu(0), cpu(1)));
   const Mirrored<int> mirrored = Mirrored<int>{7, 7}.map([](int v) { return v + 1; });
   EXPECT_THAT(listed(mirrored), ElementsAre(8, 8));
 }
 
 TEST_F(ValuesTest, DevicesAreThoseOfTheComponentsInOrder) {
   const Tensor a = Tensor::scalar(1, "/cpu:1"), b = Tensor::scalar(2, "/cpu:0");
-  EXPECT_THAT((PerReplica<Tensor>{a, b, a}).devices(), ElementsAre(kCpu1, kCpu0, kCpu1));
-  EXPECT_THAT((Mirrored<Value>{a, b}).devices(), ElementsAre(kCpu1, kCpu0));
+  EXPECT_THAT((PerReplica<Tensor>{a, b, a}).devices(), ElementsAre(cpu(1), cpu(0), cpu(1)));
+  EXPECT_THAT((Mirrored<Value>{a, b}).devices(), ElementsAre(cpu(1), cpu(0)));
   EXPECT_TRUE(PerReplica<Tensor>().devices().empty());
 }
 
@@ -177,20 +177,20 @@ TEST_F(ValuesTest, AValueIsATensorOrSlices) {
   const Value dense = Tensor::of<float>({1, 2}, "/cpu:1");
   EXPECT_FALSE(dense.is_sparse());
   EXPECT_EQ(dense.dtype(), DType::float32);
-  EXPECT_EQ(dense.device(), kCpu1);
+  EXPECT_EQ(dense.device(), cpu(1));
   EXPECT_THAT(dense.tensor().to_vector<float>(), ElementsAre(1, 2));
   EXPECT_ERROR(InvalidArgumentError, "is a Tensor, not IndexedSlices", dense.slices());
 
   const Value sparse = IndexedSlices{Tensor::of<double>({1, 2}), Tensor::of({0, 3})};
   EXPECT_TRUE(sparse.is_sparse());
   EXPECT_EQ(sparse.dtype(), DType::float64);
-  EXPECT_EQ(sparse.device(), kCpu0);
+  EXPECT_EQ(sparse.device(), cpu(0));
   EXPECT_ERROR(InvalidArgumentError, "is IndexedSlices, not a Tensor", sparse.tensor());
 
   const Value copy = sparse.clone_to("/cpu:1");
-  EXPECT_EQ(copy.device(), kCpu1);
-  EXPECT_EQ(copy.slices().indices.device(), kCpu1);
-  EXPECT_EQ(dense.clone_to("/cpu:0").device(), kCpu0);
+  EXPECT_EQ(copy.device(), cpu(1));
+  EXPECT_EQ(copy.slices().indices.device(), cpu(1));
+  EXPECT_EQ(dense.clone_to("/cpu:0").device(), cpu(0));
 }
 
 // C064
