@@ -281,11 +281,10 @@ def no_more_travels_than_has_to(options):
     return ", ".join(f"{op} {ratio:.3f}" for op, ratio in worst.items()) + " times that at most"
 
 
-CASES = [the_mixture_is_exact, the_contract_holds, bits_are_the_same_in_all_layouts, no_more_travels_than_has_to,
-         a_rank_that_is_killed_is_named,
-         a_rank_that_is_stopped_is_named, hosts_that_are_parted_say_so,
-         one_way_loss_is_blamed_on_the_host_that_has_it, a_cut_of_a_second_is_survived,
-         a_stall_is_survived, loss_is_survived]
+UNTIMED = [the_mixture_is_exact, the_contract_holds, bits_are_the_same_in_all_layouts, no_more_travels_than_has_to,
+           a_cut_of_a_second_is_survived, a_stall_is_survived, loss_is_survived]
+TIMED = [a_rank_that_is_killed_is_named, a_rank_that_is_stopped_is_named, hosts_that_are_parted_say_so,
+         one_way_loss_is_blamed_on_the_host_that_has_it]
 BRIEF = [the_contract_holds, bits_are_the_same_in_all_layouts]
 
 
@@ -294,6 +293,7 @@ def main():
     parser.add_argument("--only", default="", help="the cases whose names contain this")
     parser.add_argument("--network", default="tcp", choices=("tcp", "ucx"), help="what moves data between the hosts")
     parser.add_argument("--brief", action="store_true", help="only what may differ between networks, unless all is asked for")
+    parser.add_argument("--timed", choices=("yes", "no"), help="only the cases that check how long a failure takes, or only the others")
     options = parser.parse_args()
     reason = obstacle()
     if reason:
@@ -301,7 +301,9 @@ def main():
         return 77
     limit((3000 if LONG else 900) * slower(options))
     print(f"seed {SEED}", flush=True)
-    cases = BRIEF if options.brief and not LONG else CASES
+    cases = {None: UNTIMED + TIMED, "yes": TIMED, "no": UNTIMED}[options.timed]
+    if options.brief and not LONG:
+        cases = BRIEF
     return run_cases([case for case in cases if options.only.replace(" ", "_") in case.__name__], options)
 
 
