@@ -115,7 +115,7 @@ void Guard::stand_by(int launcher, const std::string& mark) {
   std::set<pid_t> groups;
   pid_t message = 0;
   while (true) {
-    const ssize_t count = read(kPipe, &message, sizeof(message));
+    const ssize_t count = ::read(kPipe, &message, sizeof(message));
     if (count < 0 && errno == EINTR) continue;
     if (count != ssize_t(sizeof(message))) break;
     if (message == kEnd) _exit(0);

@@ -22,10 +22,10 @@ namespace {
 using detail::GroupCall;
 using detail::Memory;
 
-constexpr size_t kAlign = 256;
+constexpr size_t kGpuAlign = 256;
 
 size_t bytes_of(const Memory& memory) { return size_t(memory.count) * size_of(memory.dtype); }
-size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+size_t aligned(size_t bytes) { return (bytes + kGpuAlign - 1) / kGpuAlign * kGpuAlign; }
 std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 const std::byte* at(const void* data, size_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;

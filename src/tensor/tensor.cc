@@ -18,7 +18,7 @@ namespace tutti {
 
 namespace {
 
-size_t bytes_of(const Shape& shape, DType dtype) {
+size_t size_in_bytes(const Shape& shape, DType dtype) {
   size_t bytes;
   if (__builtin_mul_overflow(size_t(shape.num_elements()), size_of(dtype), &bytes) ||
       bytes > size_t(std::numeric_limits<int64_t>::max()))
@@ -36,7 +36,7 @@ detail::Device& device_named(std::string_view name) {
 namespace detail {
 
 Tensor TensorAccess::empty(const Shape& shape, DType dtype, Device& device) {
-  std::shared_ptr<void> memory = device.allocate(bytes_of(shape, dtype));
+  std::shared_ptr<void> memory = device.allocate(size_in_bytes(shape, dtype));
   void* const data = memory.get();
   return wrap(std::move(memory), data, shape, dtype, device, false);
 }
@@ -133,7 +133,7 @@ Tensor Tensor::copy_of(const void* host_values, const Shape& shape, DType dtype,
 
 Tensor Tensor::borrow(void* data, const Shape& shape, DType dtype, std::string_view device,
                       std::shared_ptr<void> owner) {
-  const size_t bytes = bytes_of(shape, dtype);
+  const size_t bytes = size_in_bytes(shape, dtype);
   if (data == nullptr && bytes > 0)
     throw InvalidArgumentError(
         fmt::format("borrow: the memory of {}{} is null", name(dtype), shape.to_string()));
