@@ -27,7 +27,7 @@ void nothing() {}
 
 TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
   const auto ranks = connected("tcp", 2);
-  const auto sent = pattern(100'000, 5);
+  const auto sent = message(100'000, 5);
   std::vector<std::byte> got(1000);
   for (const bool early : {false, true}) {
     SCOPED_TRACE(early);
@@ -43,7 +43,7 @@ TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
 
 TEST(Tcp, BringsWhatWasSentBeforeTheEnd) {
   auto ranks = connected("tcp", 2);
-  const auto sent = pattern(100'000, 6);
+  const auto sent = message(100'000, 6);
   EXPECT_EQ(finish(ranks[1]->send(0, 1, sent.data(), sent.size()), *ranks[1], ranks), State::over);
   ranks[1].reset();
   std::vector<std::byte> got(sent.size());
@@ -60,7 +60,7 @@ TEST(Tcp, BringsWhatWasSentBeforeTheEnd) {
 
 TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
   const auto ranks = connected("tcp", 2);
-  const auto sent = pattern(8 << 20, 7);
+  const auto sent = message(8 << 20, 7);
   std::vector<std::byte> got(sent.size());
   auto* const coming = ranks[1]->receive(0, 1, got.data(), got.size());
   auto* const going = ranks[0]->send(1, 1, sent.data(), sent.size());
@@ -78,7 +78,7 @@ TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
 
 TEST(Tcp, CutsOffASendThatIsNotTaken) {
   const auto ranks = connected("tcp", 2);
-  const auto sent = pattern(64 << 20, 8);
+  const auto sent = message(64 << 20, 8);
   auto* const going = ranks[0]->send(1, 1, sent.data(), sent.size());
   auto* const behind = ranks[0]->send(1, 1, sent.data(), 5);
   ASSERT_NE(going, nullptr);
@@ -91,7 +91,7 @@ TEST(Tcp, CutsOffASendThatIsNotTaken) {
 
 TEST(Tcp, DoesNotFillTheMemoryWithMessagesThatAreNotReceived) {
   const auto ranks = connected("tcp", 2);
-  const auto sent = pattern(8 << 20, 9);
+  const auto sent = message(8 << 20, 9);
   int notice = 0;
   auto* const ear = ranks[1]->receive(0, 99, &notice, sizeof(notice));  // as a job has it
   constexpr int kMessages = 20;
@@ -115,7 +115,7 @@ TEST(Tcp, DoesNotFillTheMemoryWithMessagesThatAreNotReceived) {
 
 TEST(Tcp, BringsAnAwaitedMessageThoughOthersFillTheMemory) {
   const auto ranks = connected("tcp", 2);
-  const auto unasked = pattern(8 << 20, 10), asked = pattern((8 << 20) + 1, 11);
+  const auto unasked = message(8 << 20, 10), asked = message((8 << 20) + 1, 11);
   int notice = 0;
   auto* const ear = ranks[1]->receive(0, 99, &notice, sizeof(notice));
   std::vector<Transport::Message*> going;

@@ -55,7 +55,7 @@ class Transports : public ::testing::TestWithParam<std::string> {
   }
   // One message, from one rank to the other.
   void expect_exchange(int from, int to, uint64_t tag, size_t bytes) {
-    const auto sent = pattern(bytes, 1);
+    const auto sent = message(bytes, 1);
     std::vector<std::byte> got(bytes);
     auto* const coming = receive(to, from, tag, got);
     EXPECT_EQ(finish(from, send(from, to, tag, sent)), State::over);
@@ -74,7 +74,7 @@ TEST_P(Transports, BringMessagesOfEverySizeInBothDirectionsAtOnce) {
   for (const size_t bytes :
        {0u, 1u, 15u, 4096u, 4097u, 16384u, 65536u, 1u << 20, (16u << 20) + 3}) {
     SCOPED_TRACE(bytes);
-    const auto a = pattern(bytes, 1), b = pattern(bytes, 2);
+    const auto a = message(bytes, 1), b = message(bytes, 2);
     std::vector<std::byte> at_a(bytes), at_b(bytes);
     auto* const into_a = receive(0, 1, 7, at_a);
     auto* const from_a = send(0, 1, 7, a);
@@ -108,7 +108,7 @@ TEST_P(Transports, KeepTheOrderOfSmallAndLargeMessagesOfOneTag) {
   const std::vector<size_t> sizes{3 << 20, 4, 1 << 20, 100'000, 8, 2 << 20};
   std::vector<std::vector<std::byte>> sent;
   std::vector<Transport::Message*> going;
-  for (size_t i = 0; i < sizes.size(); ++i) sent.push_back(pattern(sizes[i], unsigned(i)));
+  for (size_t i = 0; i < sizes.size(); ++i) sent.push_back(message(sizes[i], unsigned(i)));
   for (const auto& data : sent) going.push_back(send(0, 1, 5, data));
   for (size_t i = 0; i < sizes.size(); ++i) {
     std::vector<std::byte> got(sizes[i]);
@@ -121,7 +121,7 @@ TEST_P(Transports, KeepTheOrderOfSmallAndLargeMessagesOfOneTag) {
 TEST_P(Transports, BringAMessageWholeThatIsAskedForWhileItComes) {
   connect(2);
   expect_exchange(0, 1, 4, 1);
-  const auto sent = pattern(8 << 20, 3);
+  const auto sent = message(8 << 20, 3);
   auto* const going = send(0, 1, 4, sent);
   ASSERT_NE(going, nullptr);  // no transport takes so much at once
   for (int i = 0; i < 3; ++i) ranks[1]->progress();
@@ -137,7 +137,7 @@ TEST_P(Transports, SayThatAMessageIsTooLongAndGoOn) {
   for (const size_t bytes : {100u, 100'000u})
     for (const bool early : {false, true}) {
       SCOPED_TRACE(std::to_string(bytes) + (early ? ", early" : ""));
-      const auto sent = pattern(bytes, 5);
+      const auto sent = message(bytes, 5);
       std::vector<std::byte> got(bytes / 2);
       Transport::Message* coming = early ? nullptr : receive(1, 0, 1, got);
       auto* const going = send(0, 1, 1, sent);
@@ -151,7 +151,7 @@ TEST_P(Transports, SayThatAMessageIsTooLongAndGoOn) {
 
 TEST_P(Transports, LeaveTheMemoryOfACancelledReceiveAlone) {
   connect(2);
-  const auto sent = pattern(100'000, 7);
+  const auto sent = message(100'000, 7);
   std::vector<std::byte> cancelled(sent.size()), got(sent.size());
   EXPECT_TRUE(ranks[1]->cancel(receive(1, 0, 1, cancelled)));
   auto* const coming = receive(1, 0, 1, got);
@@ -164,7 +164,7 @@ TEST_P(Transports, LeaveTheMemoryOfACancelledReceiveAlone) {
 TEST_P(Transports, GiveBackTheMemoryOfASendThatIsNotTaken) {
   connect(2);
   expect_exchange(0, 1, 1, 1);
-  const auto sent = pattern(64 << 20, 8);
+  const auto sent = message(64 << 20, 8);
   auto* const going = send(0, 1, 1, sent);
   ASSERT_NE(going, nullptr);
   EXPECT_TRUE(ranks[0]->cancel(going));
@@ -195,7 +195,7 @@ TEST_P(Transports, NameTheLossOfAPeer) {
 TEST_P(Transports, DeliverWhatWasFlushedBeforeTheEnd) {
   connect(2);
   expect_exchange(1, 0, 1, 4);
-  const auto sent = pattern(100, 6);  // which leaves at once
+  const auto sent = message(100, 6);  // which leaves at once
   EXPECT_EQ(finish(1, send(1, 0, 1, sent)), State::over);
   ranks[1]->flush(kGiveUp);
   lose(1);
@@ -207,7 +207,7 @@ TEST_P(Transports, DeliverWhatWasFlushedBeforeTheEnd) {
 TEST_P(Transports, FlushReturnsIfThePeerTakesNothing) {
   connect(2);
   expect_exchange(0, 1, 1, 1);
-  const auto sent = pattern(64 << 20, 9);
+  const auto sent = message(64 << 20, 9);
   auto* const going = send(0, 1, 1, sent);
   const auto start = std::chrono::steady_clock::now();
   ranks[0]->flush(std::chrono::milliseconds(50));

@@ -62,7 +62,7 @@ inline Peers connected(const std::string& transport, int n, const std::string& h
   return ranks;
 }
 
-inline std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
+inline std::vector<std::byte> message(size_t bytes, unsigned seed) {
   std::vector<std::byte> data(bytes);
   for (size_t i = 0; i < bytes; ++i) data[i] = std::byte((i * 2654435761u + seed * 97u) >> 7);
   return data;
