@@ -64,9 +64,11 @@ class Coordination {
   // All ranks' values, by rank, once all have called it with this name. A name is used once.
   // DeadlineExceededError naming the ranks that did not come; the failure if the job fails; at most
   // 64 MiB together, names of at most 1 KiB. A barrier is an exchange of nothing. Timeouts are from
-  // now; nanoseconds::max() is no limit.
+  // now; nanoseconds::max() is no limit. `why`, if not null, becomes what the service answered
+  // instead.
   virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
-                                            std::chrono::nanoseconds timeout) = 0;
+                                            std::chrono::nanoseconds timeout,
+                                            Failure* why = nullptr) = 0;
 
   // Tells all ranks. The first failure of a job is the one that all get; it stays.
   virtual void abort(const Failure& failure) = 0;

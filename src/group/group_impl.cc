@@ -227,6 +227,15 @@ void GroupImpl::explain(const Error& error, const group::Record& record) {
                                         rank(), record.last(8)));
 }
 
+// The service hears of an error of an operation before others speak of it.
+void GroupImpl::tell_of(ErrorCode code, const std::string& text, const Description& what) {
+  const std::optional<cluster::Failure> failure = backend_->failure();
+  const bool of_group = failure && failure->text == text;
+  group::report_failure({of_group ? failure->rank : -1, code, text});
+  // The others cannot be matched any more. An error that came from them is there already.
+  backend_->poison(code, fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), text));
+}
+
 template <class F>
 void GroupImpl::recorded(group::Record& record, const Step& step, const F& operation) {
   const Description& what = step.what;
@@ -243,15 +252,10 @@ void GroupImpl::recorded(group::Record& record, const Step& step, const F& opera
   try {
     operation();
   } catch (const Error& error) {
-    group::report_failure({-1, error.code(), error.what()});  // before others speak of it
-    // The others cannot be matched any more. An error that came from them is there already.
-    backend_->poison(error.code(),
-                     fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), error.what()));
+    tell_of(error.code(), error.what(), what);
     explain(error, record);
   } catch (const std::exception& error) {
-    group::report_failure({-1, ErrorCode::internal, error.what()});
-    backend_->poison(ErrorCode::internal,
-                     fmt::format("{}: rank {}: {}", group::name(what.kind), rank(), error.what()));
+    tell_of(ErrorCode::internal, error.what(), what);
     throw;
   }
   record.end();

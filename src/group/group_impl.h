@@ -100,6 +100,7 @@ class GroupImpl {
   Work enqueue(std::function<void()> operation);
   void work_off_queue();
   void refuse_child(std::string_view operation) const;
+  void tell_of(ErrorCode code, const std::string& text, const group::Description& what);
   [[noreturn]] void explain(const Error& error, const group::Record& record);
 
   std::unique_ptr<group::Backend> backend_;

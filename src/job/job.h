@@ -30,8 +30,8 @@ constexpr std::string_view kForkedChild =
 std::optional<cluster::Failure> job_failure();
 
 // Tells the coordination service, and by it the launcher, why this process cannot go on. Never
-// waits; nothing in a process that has not joined a job. With rank -1 the culprit is the one that
-// the text names with its address, or this rank; none if ranks disagree (invalid_argument).
+// waits; nothing in a process that has not joined a job. Rank -1 stands for this rank. If ranks
+// disagree (invalid_argument), none of them is at fault.
 void report_failure(const cluster::Failure& failure);
 
 // Tells all ranks of the job that this one has failed: "rank 1 failed: REASON", an AbortedError in

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/settings.h"
@@ -35,9 +34,21 @@ void Link::leave() {
   left.swap(coordination_);
 }
 
+std::vector<std::string> Link::exchange(const std::string& name, const std::string& value) {
+  Failure failure;
+  try {
+    return get()->exchange(name, value, join_timeout(), &failure);
+  } catch (const Error&) {
+    if (!failure.text.empty()) report(failure);
+    throw;
+  }
+}
+
 void Link::report(Failure failure) {
-  if (failure.rank < 0 && failure.code != ErrorCode::invalid_argument)
-    failure.rank = culprit(failure.text);
+  if (failure.code == ErrorCode::invalid_argument)
+    failure.rank = -1;
+  else if (failure.rank < 0)
+    failure.rank = rank_;
   std::lock_guard lock(reporting_);
   const std::shared_ptr<Coordination> link = get();
   // Every call of a group that has failed says the same again.
@@ -55,22 +66,6 @@ void Link::abort(const std::string& reason) {
 void Link::refuse(const Error& error) {
   get()->abort({rank_, error.code(),
                 fmt::format("rank {} ({}): {}", rank_, addresses_[size_t(rank_)], error.what())});
-}
-
-// "waited 2 s for rank 1 (ADDRESS), which waits for rank 2 (ADDRESS); ..." is rank 2's fault. The
-// text is that of WaitGraph::blame.
-int Link::culprit(std::string_view text) const {
-  int found = -1;
-  size_t end = 0;  // of the name that was found
-  for (size_t open = text.find('('); open != text.npos; open = text.find('(', open + 1)) {
-    const size_t length = text.find_first_of(",)", open) - open - 1;
-    const auto rank = std::ranges::find(addresses_, text.substr(open + 1, length));
-    if (rank == addresses_.end()) continue;
-    if (found >= 0 && !text.substr(end, open - end).starts_with("), which waits for ")) break;
-    found = int(rank - addresses_.begin());
-    end = open + 1 + length;
-  }
-  return found >= 0 ? found : rank_;
 }
 
 }  // namespace tutti::group

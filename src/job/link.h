@@ -26,11 +26,8 @@ class Link {
   std::shared_ptr<cluster::Coordination> get() const;
   void leave();
 
-  // As Coordination's, before this process has left.
-  std::vector<std::string> exchange(const std::string& name, const std::string& value,
-                                    std::chrono::nanoseconds timeout = join_timeout()) {
-    return get()->exchange(name, value, timeout);
-  }
+  // As Coordination's, before this process has left. A failure is reported.
+  std::vector<std::string> exchange(const std::string& name, const std::string& value);
 
   // Set when the job fails.
   const std::atomic<bool>& alarm() const { return alarm_; }
@@ -42,8 +39,6 @@ class Link {
   void refuse(const Error& error);
 
  private:
-  int culprit(std::string_view text) const;
-
   const int rank_;
   const std::vector<std::string> addresses_;
   std::atomic<bool> alarm_{false};

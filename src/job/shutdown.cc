@@ -9,7 +9,7 @@ namespace {
 
 void wait_for_all(Link& link) {
   try {
-    link.exchange("leaving", "", timing::kLastFlush);
+    link.get()->exchange("leaving", "", timing::kLastFlush);
   } catch (const Error&) {
   }
 }

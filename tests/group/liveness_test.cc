@@ -14,6 +14,7 @@ using namespace std::chrono_literals;
 // Ranks of a job, as a test says they are.
 struct JobPeers : PeerMonitor {
   std::string address(int rank) const override { return "host:" + std::to_string(5000 + rank); }
+  int job_rank(int rank) const override { return rank; }
   std::string loss(int rank) const override { return rank == lost ? "has died" : ""; }
   std::optional<cluster::Failure> failure() const override { return of_job; }
   const std::atomic<bool>* alarm() const override { return &set; }
@@ -45,22 +46,24 @@ using FailureLatchTest = LivenessTest;
 
 TEST_F(FailureLatchTest, KeepsTheFirstFailure) {
   EXPECT_NO_THROW(latch.check());
-  latch.set(ErrorCode::unavailable, "first");
-  latch.set(ErrorCode::aborted, "second");
+  EXPECT_FALSE(latch.failure());
+  latch.set({2, ErrorCode::unavailable, "first"});
+  latch.set({1, ErrorCode::aborted, "second"});
   EXPECT_ERROR(UnavailableError, "first", latch.check());
-  EXPECT_ERROR(UnavailableError, "first", latch.fail(ErrorCode::aborted, "third"));
+  EXPECT_ERROR(UnavailableError, "first", latch.fail({1, ErrorCode::aborted, "third"}));
+  EXPECT_EQ(latch.failure()->rank, 2);
 }
 
 TEST_F(FailureLatchTest, TellsOfTheFirstFailureOnce) {
   std::vector<std::string> told;
-  latch.on_set([&](const FailureLatch::Event& failure) { told.push_back(failure.text); });
-  latch.set(ErrorCode::unavailable, "first");
-  latch.set(ErrorCode::aborted, "second");
+  latch.on_set([&](const FailureLatch::Event& event) { told.push_back(event.failure.text); });
+  latch.set({2, ErrorCode::unavailable, "first"});
+  latch.set({1, ErrorCode::aborted, "second"});
   EXPECT_EQ(told, std::vector<std::string>{"first"});
 }
 
 TEST_F(FailureLatchTest, CutsATextThatIsTooLong) {
-  latch.set(ErrorCode::unavailable, std::string(10'000, 'x'));
+  latch.set({-1, ErrorCode::unavailable, std::string(10'000, 'x')});
   EXPECT_EQ(testing::error_of<UnavailableError>([&] { latch.check(); }),
             std::string(sizeof(memory.text) - 1, 'x'));
 }
@@ -68,6 +71,7 @@ TEST_F(FailureLatchTest, CutsATextThatIsTooLong) {
 TEST_F(FailureLatchTest, DoesNotWaitForARankThatDiedWhileItWrote) {
   memory.state = 1;
   EXPECT_ERROR(UnavailableError, "died saying it", latch.check());
+  EXPECT_FALSE(latch.failure());
 }
 
 TEST(DeadlineTest, WarnsOnceAndExpiresAfterItsSlack) {
@@ -91,12 +95,15 @@ TEST_F(LivenessTest, NamesTheMissingRanksAtTheDeadline) {
   Deadline deadline({.timeout = 1ns, .warn_after = 0ns});
   deadline.start();
   const Description what{.kind = Collective::barrier};
-  const auto none = [] { return std::string(); };
+  const auto none = [] { return LateRanks(); };
   EXPECT_NO_THROW(liveness.check_deadline(deadline, {}, what, 7, none, 0));
-  const auto missing = [&] { return liveness.name(2) + "; " + liveness.progress(2, 6); };
+  const auto missing = [&] {
+    return LateRanks{liveness.name(2) + "; " + liveness.progress(2, 6), 2};
+  };
   EXPECT_ERROR(DeadlineExceededError,
                "barrier #7: waited 1e-09 s for rank 2 (host:5002); rank 2 is at #6",
                liveness.check_deadline(deadline, {}, what, 7, missing, 0));
+  EXPECT_EQ(latch.failure()->rank, 2);
 }
 
 TEST_F(LivenessTest, SuspectsItselfIfItIsCutOff) {
@@ -106,7 +113,12 @@ TEST_F(LivenessTest, SuspectsItselfIfItIsCutOff) {
   EXPECT_ERROR(DeadlineExceededError,
                "barrier #7: rank 0 (host:5000) hears no other host; it waited 1e-09 s for rank 2",
                liveness.check_deadline(
-                   deadline, {}, {.kind = Collective::barrier}, 7, [] { return "rank 2"; }, 0));
+                   deadline, {}, {.kind = Collective::barrier}, 7,
+                   [] {
+                     return LateRanks{"rank 2", 2};
+                   },
+                   0));
+  EXPECT_EQ(latch.failure()->rank, 0);
 }
 
 TEST_F(LivenessTest, NamesALostRankUnlessItLeft) {
@@ -114,6 +126,7 @@ TEST_F(LivenessTest, NamesALostRankUnlessItLeft) {
   EXPECT_NO_THROW(check_losses([](int rank) { return rank == 2; }));
   EXPECT_ERROR(UnavailableError, "op: rank 2 (host:5002) has died; rank 2 is at #2",
                check_losses([](int) { return false; }));
+  EXPECT_EQ(latch.failure()->rank, 2);
 }
 
 // What a rank said before it died explains its death.
@@ -122,11 +135,12 @@ TEST_F(LivenessTest, PrefersTheReasonThatALostRankGave) {
   peers->of_job = {2, ErrorCode::aborted, "rank 2 failed: bad pixel"};
   EXPECT_NO_THROW(check_losses([](int) { return false; }));
   EXPECT_ERROR(AbortedError, "op: rank 2 failed: bad pixel", liveness.check_now("op"));
+  EXPECT_EQ(latch.failure()->rank, 2);
 }
 
 TEST_F(LivenessTest, PumpsBeforeItLooks) {
   struct Incoming final : Pump {
-    void pump() override { latch->set(ErrorCode::unavailable, "came in just now"); }
+    void pump() override { latch->set({-1, ErrorCode::unavailable, "came in just now"}); }
     FailureLatch* latch;
   };
   Incoming pump;
@@ -141,6 +155,7 @@ TEST_F(LivenessTest, OfAGroupNamesRanksByTheirNumberInIt) {
   EXPECT_EQ(group.name(2), "rank 2 (rank 5 of the job, host:5005)");
   const GroupMonitor on_host(peers, {0, 3, 5}, {1, 2});
   EXPECT_EQ(on_host.name(0), "rank 1 (rank 3 of the job, host:5003)");
+  EXPECT_EQ(on_host.job_rank(0), 3);
 }
 
 TEST_F(LivenessTest, OfAGroupIgnoresTheLossOfOtherRanks) {

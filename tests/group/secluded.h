@@ -48,6 +48,7 @@ class Commons : public group::PeerMonitor {
   }
 
   std::string address(int rank) const override { return "host:" + std::to_string(5000 + rank); }
+  int job_rank(int rank) const override { return rank; }
   std::string loss(int rank) const override { return options_.loss ? options_.loss(rank) : ""; }
   std::optional<cluster::Failure> failure() const override { return {}; }
   const std::atomic<bool>* alarm() const override { return nullptr; }

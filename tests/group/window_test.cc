@@ -65,7 +65,7 @@ TEST_F(WindowTest, NamesTheRankThatDoesNotCome) {
 TEST_F(WindowTest, WakesARankThatSleepsWhenTheGroupFails) {
   std::thread other([&] {
     while (blocks[0]->sleepers.load() + blocks[1]->sleepers.load() == 0) std::this_thread::yield();
-    windows[1]->latch().set(ErrorCode::aborted, "rank 1 gives up");
+    windows[1]->latch().set({1, ErrorCode::aborted, "rank 1 gives up"});
   });
   windows[0]->begin(kBarrier, {60s, 0s});
   EXPECT_ERROR(AbortedError, "rank 1 gives up", windows[0]->next_phase());
@@ -78,9 +78,11 @@ TEST_F(WindowTest, BlamesTheRankAtTheEndOfAChain) {
   blocks[0]->slots[1].phase = 1;  // rank 0 is ahead, and waits
   blocks[0]->operation = 1;
   const WaitGraph::Waiting waiting(graph, Role::collective, 1);
-  EXPECT_EQ(graph.blame(0, liveness),
+  const LateRanks late = graph.blame(0, liveness);
+  EXPECT_EQ(late.names,
             "rank 0 (host:5000), which waits for rank 1 (host:5001); rank 1 has not begun any "
             "operation");
+  EXPECT_EQ(late.culprit, 1);
   EXPECT_FALSE(graph.waits_elsewhere(0));
   const WaitGraph::WaitingElsewhere elsewhere(&windows[1]->wait_graph(), Role::recv);
   EXPECT_TRUE(graph.waits_elsewhere(0));

@@ -79,13 +79,14 @@ class Connection final : public Coordination,
   }
 
   std::vector<std::string> exchange(const std::string& name, const std::string& value,
-                                    std::chrono::nanoseconds timeout) override {
+                                    std::chrono::nanoseconds timeout, Failure* why) override {
     check_size("exchange", name, value);
     wire::ToService message;
     message.mutable_exchange()->set_name(name);
     message.mutable_exchange()->set_value(value);
     message.mutable_exchange()->set_timeout_ns(timeout.count());
-    wire::Reply reply = call(std::move(message), fmt::format("exchange \"{}\"", name), timeout);
+    wire::Reply reply =
+        call(std::move(message), fmt::format("exchange \"{}\"", name), timeout, why);
     return {std::move_iterator(reply.mutable_values()->begin()),
             std::move_iterator(reply.mutable_values()->end())};
   }
@@ -147,7 +148,7 @@ class Connection final : public Coordination,
   }
 
   wire::Reply call(wire::ToService message, const std::string& what,
-                   std::chrono::nanoseconds timeout) {
+                   std::chrono::nanoseconds timeout, Failure* why) {
     std::unique_lock lock(mutex_);
     const uint64_t id = ++last_id_;
     message.set_id(id);
@@ -167,6 +168,7 @@ class Connection final : public Coordination,
                                          : reply->has_error()
                                              ? std::optional(from_wire(reply->error()))
                                              : std::nullopt;
+    if (error && why) *why = *error;
     if (error) throw_error(error->code, error->text);
     return std::move(*reply);
   }

@@ -252,7 +252,7 @@ void JobState::fail_what_is_overdue(Time now) {
     // If one rank has given up, the exchange cannot complete for the others.
     if (late->deadline <= now)
       close_exchange(open->first,
-                     Failure{-1, ErrorCode::deadline_exceeded,
+                     Failure{first_missing(open->second), ErrorCode::deadline_exceeded,
                              fmt::format("waited {} at \"{}\" for {}", in_seconds(late->timeout),
                                          open->first, names_of_missing(open->second))});
   }
@@ -290,6 +290,12 @@ JobState::Time JobState::quiet_at() const {
 
 std::string JobState::name(int rank) const {
   return fmt::format("rank {} ({})", rank, job_.addresses[rank]);
+}
+
+int JobState::first_missing(const OpenExchange& exchange) const {
+  int rank = 0;
+  while (exchange.values.contains(rank)) ++rank;
+  return rank;
 }
 
 std::string JobState::names_of_missing(const OpenExchange& exchange) const {

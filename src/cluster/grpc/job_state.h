@@ -101,6 +101,7 @@ class JobState {
   void broadcast(const wire::FromService& message);
 
   std::string name(int rank) const;  // "rank 2 (worker-2:5000)"
+  int first_missing(const OpenExchange& exchange) const;
   std::string names_of_missing(const OpenExchange& exchange) const;
 
   const Job job_;

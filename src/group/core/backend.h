@@ -5,9 +5,11 @@
 #include <tutti/error.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cluster/coordination.h"
 #include "group/core/operation.h"
 
 namespace tutti::group {
@@ -47,8 +49,10 @@ class Backend {
   // also during an operation.
   virtual void check(const std::string& during) = 0;
 
-  // Every rank gets this error from now on, unless there was one before.
+  // Every rank gets this error from now on, unless there was one before. This rank is at fault.
   virtual void poison(ErrorCode code, const std::string& text) = 0;
+  // The error that every rank gets, if there is one, with the rank of the job that is at fault.
+  virtual std::optional<cluster::Failure> failure() const = 0;
 };
 
 std::vector<std::unique_ptr<Backend>> make_in_process(int n);

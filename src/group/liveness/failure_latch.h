@@ -8,8 +8,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <string>
+#include <optional>
 #include <vector>
+
+#include "cluster/coordination.h"
 
 namespace tutti::group {
 
@@ -17,7 +19,8 @@ namespace tutti::group {
 struct SharedFailure {
   std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: there
   ErrorCode code;
-  char text[4096 - 8];
+  int32_t rank;  // of the job, at fault
+  char text[4096 - 12];
 };
 
 // Safe to use from any thread.
@@ -26,9 +29,9 @@ class FailureLatch {
   explicit FailureLatch(SharedFailure& failure) : failure_(failure) {}
   FailureLatch(const FailureLatch&) = delete;
 
+  // The rank of a failure is that of the job.
   struct Event {
-    ErrorCode code;
-    const std::string& text;
+    const cluster::Failure& failure;
     bool from_peer;  // which tells all ranks itself
   };
   // Called after this process has set the latch, to wake threads or to tell other hosts. Before the
@@ -37,13 +40,15 @@ class FailureLatch {
 
   bool is_set() const { return failure_.state.load(std::memory_order_relaxed) != 0; }
   // Has no effect if there was a failure before.
-  void set(ErrorCode code, const std::string& text, bool from_peer = false);
+  void set(const cluster::Failure& failure, bool from_peer = false);
+  // Empty if there is none, or it is being written.
+  std::optional<cluster::Failure> failure() const;
   // Throws the failure, if there is one.
   void check() const {
     if (failure_.state.load(std::memory_order_acquire) != 0) rethrow();
   }
   // Sets it, and throws the first.
-  [[noreturn]] void fail(ErrorCode code, const std::string& text);
+  [[noreturn]] void fail(const cluster::Failure& failure);
 
  private:
   void rethrow() const;

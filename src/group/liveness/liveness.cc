@@ -26,7 +26,7 @@ void Liveness::check_now(const std::string& during) const {
 
 void Liveness::check_job(const std::string& during) const {
   if (const auto failure = peers_->failure())
-    fail(failure->code, fmt::format("{}: {}", during, failure->text));
+    latch_.fail({failure->rank, failure->code, fmt::format("{}: {}", during, failure->text)});
 }
 
 void Liveness::check_losses(const std::string& during, int ranks, int me,
@@ -43,13 +43,13 @@ void Liveness::check_losses(const std::string& during, int ranks, int me,
                             ? await_reason([] { std::this_thread::sleep_for(timing::kShortPoll); })
                             : std::nullopt;
     if (!reason || reason->code != ErrorCode::aborted)
-      fail(ErrorCode::unavailable,
+      fail(r, ErrorCode::unavailable,
            fmt::format("{}: {} {}; {}", during, name(r), loss, progress(r, at(r))));
   }
 }
 
 void Liveness::fail_since_left(const std::string& during, int rank, uint64_t at) const {
-  fail(ErrorCode::unavailable,
+  fail(rank, ErrorCode::unavailable,
        fmt::format("{}: {} has left the group; {}", during, name(rank), progress(rank, at)));
 }
 
@@ -64,20 +64,21 @@ std::optional<cluster::Failure> Liveness::await_reason(const std::function<void(
 
 void Liveness::check_deadline(Deadline& deadline, std::chrono::nanoseconds slack,
                               const Description& what, uint64_t number,
-                              const std::function<std::string()>& missing, int me) const {
+                              const std::function<LateRanks()>& missing, int me) const {
   const Deadline::Due due = deadline.due(slack);
   if (due == Deadline::Due::nothing) return;
-  const std::string ranks = missing();
-  if (ranks.empty()) return;
+  const LateRanks late = missing();
+  if (late.names.empty()) return;
   const std::string operation = described(what, number);
   if (due == Deadline::Due::warning) {
     deadline.has_warned();
     return base::log(base::LogLevel::warning, fmt::format("{}: has waited {} for {}", operation,
-                                                          seconds(deadline.waited()), ranks));
+                                                          seconds(deadline.waited()), late.names));
   }
-  const std::string waited = fmt::format("waited {} for {}", seconds(deadline.timeout()), ranks);
+  const std::string waited =
+      fmt::format("waited {} for {}", seconds(deadline.timeout()), late.names);
   const std::string isolation = peers_->isolation();
-  fail(ErrorCode::deadline_exceeded,
+  fail(isolation.empty() ? late.culprit : me, ErrorCode::deadline_exceeded,
        isolation.empty() ? fmt::format("{}: {}", operation, waited)
                          : fmt::format("{}: {} {}; it {}", operation, name(me), isolation, waited));
 }

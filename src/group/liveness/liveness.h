@@ -14,6 +14,17 @@
 
 namespace tutti::group {
 
+// The ranks that are waited for, as errors name them, and the one of them that is at fault.
+struct LateRanks {
+  std::string names = {};
+  int culprit = -1;
+
+  void add(const LateRanks& more) {
+    names += (names.empty() ? "" : ", and for ") + more.names;
+    if (culprit < 0) culprit = more.culprit;
+  }
+};
+
 // Of the ranks of one group that one medium connects. Safe to use from any thread.
 class Liveness {
  public:
@@ -29,8 +40,11 @@ class Liveness {
 
   // Throws if the group has failed, as far as is known here.
   void check() const { latch_.check(); }
-  // The group fails: all ranks are told, and the first failure is thrown.
-  [[noreturn]] void fail(ErrorCode code, const std::string& text) const { latch_.fail(code, text); }
+  // The group fails: all ranks are told, and the first failure is thrown. `rank` is at fault; -1:
+  // no single one.
+  [[noreturn]] void fail(int rank, ErrorCode code, const std::string& text) const {
+    latch_.fail({rank < 0 ? -1 : peers_->job_rank(rank), code, text});
+  }
 
   // Throws if the group has failed, or the job. An operation that begins asks this.
   void check_at_start(const Description& what, uint64_t number) const {
@@ -53,10 +67,10 @@ class Liveness {
   // short time.
   std::optional<cluster::Failure> await_reason(const std::function<void()>& sleep) const;
 
-  // Warns of a wait that has become long, once, and fails at its deadline. missing() names the
-  // ranks that are waited for; if it names none, nothing happens.
+  // Warns of a wait that has become long, once, and fails at its deadline, unless missing() names
+  // no ranks.
   void check_deadline(Deadline& deadline, std::chrono::nanoseconds slack, const Description& what,
-                      uint64_t number, const std::function<std::string()>& missing, int me) const;
+                      uint64_t number, const std::function<LateRanks()>& missing, int me) const;
 
  private:
   const std::shared_ptr<const PeerMonitor> peers_;

@@ -28,7 +28,7 @@ GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<i
       on_this_host_(true) {}
 
 std::string GroupMonitor::address(int rank) const {
-  const int of_job = job_rank(rank);
+  const int of_job = outer(rank);
   const std::string address = job_->address(of_job);
   if (address.empty() || of_job == number(rank)) return address;
   return fmt::format("rank {} of the job, {}", of_job, address);

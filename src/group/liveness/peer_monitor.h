@@ -20,6 +20,7 @@ class PeerMonitor {
   virtual std::string address(int rank) const = 0;  // "127.0.0.1:5002"; empty for a thread
   // What errors call a rank, if those watched are only some of a group.
   virtual int number(int rank) const { return rank; }
+  virtual int job_rank(int rank) const = 0;  // -1 for a thread
   // Why nothing more can come from this rank, which did not say so itself; empty while it may.
   virtual std::string loss(int rank) const = 0;
   // Why the whole job cannot go on; asked when `alarm` is set, or null.
@@ -46,7 +47,8 @@ class GroupMonitor : public PeerMonitor {
 
   std::string address(int rank) const override;
   int number(int rank) const override { return watched_[size_t(rank)]; }
-  std::string loss(int rank) const override { return job_->loss(job_rank(rank)); }
+  int job_rank(int rank) const override { return job_->job_rank(outer(rank)); }
+  std::string loss(int rank) const override { return job_->loss(outer(rank)); }
   std::optional<cluster::Failure> failure() const override;
   const std::atomic<bool>* alarm() const override { return job_->alarm(); }
   // The ranks of one host reach each other without its network.
@@ -55,7 +57,7 @@ class GroupMonitor : public PeerMonitor {
   bool separate_processes() const override { return job_->separate_processes(); }
 
  private:
-  int job_rank(int rank) const { return ranks_[size_t(number(rank))]; }
+  int outer(int rank) const { return ranks_[size_t(number(rank))]; }
 
   const std::shared_ptr<const PeerMonitor> job_;
   const std::vector<int> ranks_;

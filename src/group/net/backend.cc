@@ -42,6 +42,7 @@ class JobMonitor : public PeerMonitor {
   explicit JobMonitor(std::shared_ptr<const JobTopology> job) : job_(std::move(job)) {}
 
   std::string address(int rank) const override { return job_->addresses[size_t(rank)]; }
+  int job_rank(int rank) const override { return rank; }
   std::string loss(int rank) const override {
     const bool is_local = job_->hosts[size_t(rank)] == job_->hosts[size_t(job_->rank)];
     return is_local && rank != job_->rank

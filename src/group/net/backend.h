@@ -71,6 +71,7 @@ class NetworkBackend : public Backend {
   std::shared_ptr<void> allocate(size_t bytes) override;
   void check(const std::string& during) override { channels_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override { channels_.fail_all(code, text); }
+  std::optional<cluster::Failure> failure() const override { return latch_.failure(); }
 
  private:
   NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*> blocks);

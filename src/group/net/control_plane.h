@@ -36,7 +36,9 @@ class ControlPlane final : public Pump {
     uint32_t group = 0;
     Kind kind = Kind::failure;
     ErrorCode code = ErrorCode::internal;
-    int32_t culprit = -1;  // a rank of the job; of `waiting`, the awaited rank if it is only one
+    // A rank of the job: of a failure the one at fault, of `waiting` the one waited for. -1: none,
+    // or several.
+    int32_t culprit = -1;
     std::string text = {};
   };
   class Listener {

@@ -71,7 +71,7 @@ void PeerChannels::disagree(std::span<const int> peers) {
     if (!ones.empty() && !others.empty())
       difference = first_difference(one_name, ones, other_name, others);
   }
-  liveness_.fail(ErrorCode::invalid_argument,
+  liveness_.fail(-1, ErrorCode::invalid_argument,
                  disagreement(number_, one_name, one->second.what, other_name, other->second.what,
                               difference));
 }

@@ -2,7 +2,6 @@
 #include "group/net/peer_channels.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -40,11 +39,11 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
       left_(group_.ranks.size()),
       waits_(group_.ranks.size()),
       lists_(group_.ranks.size()) {
-  latch_.on_set([this](const FailureLatch::Event& failure) {
-    if (failure.from_peer)
+  latch_.on_set([this](const FailureLatch::Event& event) {
+    if (event.from_peer)
       told_failure_.store(true);
     else
-      tell_failure(failure.code, failure.text);
+      tell_failure(event.failure);
   });
   control_->add(group_.id, this);
 }
@@ -61,22 +60,26 @@ void PeerChannels::tell_all(const Notice& notice) {
     if (peer != rank()) control_->tell(outer(peer), notice);
 }
 
-void PeerChannels::tell_failure(ErrorCode code, const std::string& text) {
+void PeerChannels::tell_failure(const cluster::Failure& failure) {
   if (told_failure_.exchange(true)) return;
-  tell_all({.group = group_.id, .code = code, .text = text});
+  tell_all(
+      {.group = group_.id, .code = failure.code, .culprit = failure.rank, .text = failure.text});
   for (int i = 0; i < 10; ++i) transport_.progress();
 }
 
 void PeerChannels::fail_all(ErrorCode code, const std::string& text) {
-  latch_.set(code, text);
-  tell_failure(code, text);  // another rank of this host may have been first, and died since
+  const cluster::Failure failure{outer(rank()), code, text};
+  latch_.set(failure);
+  // Another rank of this host may have been first, and died since.
+  tell_failure(latch_.failure().value_or(failure));
 }
 
 void PeerChannels::hear(int from, const Notice& notice) {
   const auto found = std::ranges::find(group_.ranks, from);
   if (found == group_.ranks.end()) return;
   const size_t peer = size_t(found - group_.ranks.begin());
-  if (notice.kind == Notice::Kind::failure) return latch_.set(notice.code, notice.text, true);
+  if (notice.kind == Notice::Kind::failure)
+    return latch_.set({notice.culprit, notice.code, notice.text}, true);
   std::lock_guard lock(mutex_);
   switch (notice.kind) {
     case Notice::Kind::leaving: left_[peer] = Clock::now(); break;
@@ -179,7 +182,7 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
       case Transport::State::too_long: message = nullptr; break;
     }
     liveness_.fail(
-        ErrorCode::data_loss,
+        wait.peer, ErrorCode::data_loss,
         fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
                     wait.during(), liveness_.name(wait.peer)));
   };
@@ -209,9 +212,9 @@ void PeerChannels::fail_since_lost(const Wait& wait) {
   // What the peer, or the job, has to say is worth more than a connection that broke.
   if (const auto reason =
           liveness_.await_reason([&] { transport_.sleep(nullptr, timing::kPoll / 4); }))
-    liveness_.fail(reason->code, fmt::format("{}: {}", wait.during(), reason->text));
+    latch_.fail({reason->rank, reason->code, fmt::format("{}: {}", wait.during(), reason->text)});
   const std::string loss = transport_.loss(outer(wait.peer));
-  liveness_.fail(ErrorCode::unavailable,
+  liveness_.fail(wait.peer, ErrorCode::unavailable,
                  fmt::format("{}: the connection to {} is lost{}; {}", wait.during(),
                              liveness_.name(wait.peer), loss.empty() ? "" : " (" + loss + ")",
                              liveness_.progress(wait.peer, operation_of(wait.peer))));
@@ -242,10 +245,10 @@ void PeerChannels::check_wait(const Wait& wait) {
   const bool all_wait = std::ranges::all_of(peers, [&](int peer) { return waits(peer); });
   if (!all_wait) std::erase_if(peers, [&](int peer) { return waits(peer); });
   const auto missing = [&] {
-    std::vector<std::string> ranks;
+    LateRanks all;
     for (const int peer : peers)
-      ranks.push_back(liveness_.name(peer) + "; " + liveness_.progress(peer, operation_of(peer)));
-    return fmt::format("{}", fmt::join(ranks, ", and for "));
+      all.add({liveness_.name(peer) + "; " + liveness_.progress(peer, operation_of(peer)), peer});
+    return all;
   };
   liveness_.check_deadline(wait.state.deadline,
                            all_wait ? timing::kSlackBehindAnother : timing::kSlackBetweenHosts,

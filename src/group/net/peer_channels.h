@@ -115,7 +115,8 @@ class PeerChannels final : private ControlPlane::Listener {
   // be in is never used again.
   bool has_lost_memory() const { return lost_memory_.load(); }
 
-  // The group fails, unless it has already; the ranks on all hosts are told.
+  // The group fails, unless it has already, and this rank is at fault; the ranks on all hosts are
+  // told.
   void fail_all(ErrorCode code, const std::string& text);
   // Throws if the group has failed or a rank is lost; `during` starts the text. On any thread.
   void check_ranks(const std::string& during);
@@ -166,7 +167,7 @@ class PeerChannels final : private ControlPlane::Listener {
   void announce(const Wait& wait, std::span<const int> peers);
   void hear(int from, const ControlPlane::Notice& notice) override;
   void tell_all(const ControlPlane::Notice& notice);
-  void tell_failure(ErrorCode code, const std::string& text);
+  void tell_failure(const cluster::Failure& failure);
   bool waits(int peer) const;  // for another, as it announces
   [[noreturn]] void disagree(std::span<const int> peers);
   void show_list();

@@ -45,7 +45,10 @@ class WindowBackend : public Backend {
     return host_peers_.memory->allocate(bytes);
   }
   void check(const std::string& during) override { window_.check_ranks(during); }
-  void poison(ErrorCode code, const std::string& text) override { window_.latch().set(code, text); }
+  void poison(ErrorCode code, const std::string& text) override {
+    window_.latch().set({window_.peers().job_rank(rank()), code, text});
+  }
+  std::optional<cluster::Failure> failure() const override { return window_.latch().failure(); }
 
  private:
   class Subset;

@@ -37,6 +37,7 @@ class Threads : public PeerMemory, public PeerMonitor {
   }
 
   std::string address(int) const override { return {}; }
+  int job_rank(int) const override { return -1; }
   std::string loss(int) const override { return {}; }  // a thread does not die alone
   std::optional<cluster::Failure> failure() const override { return {}; }
   const std::atomic<bool>* alarm() const override { return nullptr; }

@@ -84,6 +84,7 @@ class Processes : public PeerMemory, public PeerMonitor {
   }
 
   std::string address(int rank) const override { return peers_.addresses[size_t(rank)]; }
+  int job_rank(int rank) const override { return peers_.ranks[size_t(rank)]; }
   std::string loss(int rank) const override {
     const Process& process = processes_[size_t(rank)];
     pollfd ended{process.pidfd, POLLIN, 0};

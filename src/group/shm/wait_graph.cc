@@ -68,7 +68,7 @@ bool WaitGraph::waits_elsewhere(int rank) const {
   return false;
 }
 
-std::string WaitGraph::blame(int rank, const Liveness& liveness) const {
+LateRanks WaitGraph::blame(int rank, const Liveness& liveness) const {
   std::string text = liveness.name(rank);
   std::vector<bool> named(blocks_.size());
   named[size_t(rank)] = true;
@@ -76,8 +76,8 @@ std::string WaitGraph::blame(int rank, const Liveness& liveness) const {
     named[size_t(next)] = true;
     text += fmt::format(", which waits for {}", liveness.name(next));
   }
-  return fmt::format("{}; {}", text,
-                     liveness.progress(rank, blocks_[size_t(rank)]->operation.load()));
+  const std::string progress = liveness.progress(rank, blocks_[size_t(rank)]->operation.load());
+  return {fmt::format("{}; {}", text, progress), rank};
 }
 
 }  // namespace tutti::group

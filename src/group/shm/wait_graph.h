@@ -44,8 +44,8 @@ class WaitGraph {
 
   // Whether a rank waits for another host, or for a rank that does.
   bool waits_elsewhere(int rank) const;
-  // "rank 2 (…), which waits for rank 0 (…); rank 0 is at #12". Link::culprit reads it.
-  std::string blame(int rank, const Liveness& liveness) const;
+  // "rank 2 (…), which waits for rank 0 (…); rank 0 is at #12": rank 0 is at fault.
+  LateRanks blame(int rank, const Liveness& liveness) const;
 
  private:
   std::atomic<uint32_t>& awaited(Role role) const {

@@ -2,7 +2,6 @@
 #include "group/shm/window.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -97,7 +96,7 @@ void Window::disagree(int other) {
   const std::string difference = compare_lists(other, theirs);
   const std::string me = liveness_.name(rank_), peer = liveness_.name(other);
   // All ranks say it in the same way, whichever finds it first.
-  liveness_.fail(ErrorCode::invalid_argument,
+  liveness_.fail(-1, ErrorCode::invalid_argument,
                  rank_ < other ? disagreement(number_, me, what_, peer, theirs, difference)
                                : disagreement(number_, peer, theirs, me, what_, difference));
 }
@@ -189,10 +188,10 @@ void Window::check_wait(Wait& wait) const {
     return wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer;
   };
   const auto missing = [&] {
-    std::vector<std::string> ranks;
+    LateRanks all;
     for (int r = 0; r < size(); ++r)
-      if (is_missing(r)) ranks.push_back(wait_graph_.blame(r, liveness_));
-    return fmt::format("{}", fmt::join(ranks, ", and for "));
+      if (is_missing(r)) all.add(wait_graph_.blame(r, liveness_));
+    return all;
   };
   // A rank that waits for another host knows better which rank is missing, and fails before.
   nanoseconds slack{};

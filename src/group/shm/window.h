@@ -39,6 +39,7 @@ class Window {
   const PeerMonitor& peers() const { return liveness_.peers(); }
   const WaitGraph& wait_graph() const { return wait_graph_; }
   FailureLatch& latch() { return latch_; }
+  const FailureLatch& latch() const { return latch_; }
 
   // A new operation, which all ranks must describe alike. Throws if the group has failed.
   // `list`: the tensors that errors name.
