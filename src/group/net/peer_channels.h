@@ -13,6 +13,7 @@
 
 #include "group/core/operation.h"
 #include "group/liveness/liveness.h"
+#include "group/liveness/receive.h"
 #include "group/net/control_plane.h"
 #include "group/shm/window.h"
 
@@ -140,11 +141,6 @@ class PeerChannels final : private ControlPlane::Listener {
 
     std::string during() const { return described(what, number); }
   };
-  struct Stored {
-    int64_t tag;
-    DType dtype;
-    std::vector<std::byte> data;
-  };
   // One message, cancelled if it is not waited for to the end.
   struct Transfer {
     Transfer(PeerChannels& c, Transport::Message* m) : channels(c), message(m) {}
@@ -192,8 +188,8 @@ class PeerChannels final : private ControlPlane::Listener {
   std::vector<std::vector<Transfers::Item>> spare_items_;
 
   std::atomic<bool> told_failure_{false}, lost_memory_{false};
-  std::vector<std::atomic<uint64_t>> heard_;    // the last operation of a peer's handshake
-  std::vector<std::vector<Stored>> unclaimed_;  // messages by sender, received before their turn
+  std::vector<std::atomic<uint64_t>> heard_;          // the last operation of a peer's handshake
+  std::vector<std::vector<EarlyMessage>> unclaimed_;  // by sender
   // What peers say besides.
   mutable std::mutex mutex_;
   using Times = std::vector<std::optional<std::chrono::steady_clock::time_point>>;

@@ -2,9 +2,6 @@
 // Messages between two ranks by the transport: a header, and the data after it.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
-
 #include "group/net/peer_channels.h"
 
 namespace tutti::group {
@@ -41,40 +38,23 @@ void PeerChannels::recv(const Description& what, const detail::Memory& out, int6
   liveness_.check();
   WaitState state{Deadline(timeouts)};
   const int peer = what.root;
-  const size_t bytes = size_t(out.count) * size_of(out.dtype);
-  const auto expect = [&](DType dtype, size_t sent) {
-    if (dtype == out.dtype && sent == bytes) return;
-    liveness_.fail(ErrorCode::invalid_argument,
-                   fmt::format("recv: {} sent {}[{}] with tag {}, and {} expects {}[{}]",
-                               liveness_.name(peer), tutti::name(dtype), sent / size_of(dtype), tag,
-                               liveness_.name(rank()), tutti::name(out.dtype), out.count));
-  };
-  std::vector<Stored>& early = unclaimed_[size_t(peer)];
-  if (const auto found = std::ranges::find(early, tag, &Stored::tag); found != early.end()) {
-    expect(found->dtype, found->data.size());
-    if (bytes) std::memcpy(out.data, found->data.data(), bytes);
-    early.erase(found);
-    return;
-  }
+  Receive receive(liveness_, {peer, rank()}, out, tag, unclaimed_[size_t(peer)]);
+  if (receive.take_early()) return;
   const Wait wait{peer, what, received_, state};
   const auto take = [&](MessageKind kind, void* data, size_t size) {
     Transfer transfer(*this, transport_.receive(outer(peer), this->tag(kind), data, size));
     await(transfer.message, wait);
   };
-  while (true) {
+  do {
     Header header;
     take(MessageKind::header, &header, sizeof(header));
     if (size_t(header.dtype) >= tutti::detail::kDTypes.size())
-      liveness_.fail(ErrorCode::data_loss,
+      liveness_.fail(peer, ErrorCode::data_loss,
                      fmt::format("recv: {} sent {} bytes that are not a message of this protocol",
                                  liveness_.name(peer), sizeof(header)));
-    const bool mine = header.tag == tag;
-    if (mine) expect(header.dtype, header.bytes);
-    Stored aside{header.tag, header.dtype, std::vector<std::byte>(mine ? 0 : header.bytes)};
-    if (header.bytes) take(MessageKind::message, mine ? out.data : aside.data.data(), header.bytes);
-    if (mine) return;
-    early.push_back(std::move(aside));
-  }
+    std::byte* const to = receive.begin(header.tag, header.dtype, header.bytes);
+    if (header.bytes) take(MessageKind::message, to, header.bytes);
+  } while (!receive.end());
 }
 
 }  // namespace tutti::group

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks of a host: packets through a channel with room for two.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -43,26 +41,11 @@ void Window::recv(const Description& what, const detail::Memory& out, int64_t ta
   check();
   Deadline deadline(timeouts);
   const int peer = what.root;
-  const size_t bytes = size_t(out.count) * size_of(out.dtype);
-  const auto expect = [&](DType dtype, size_t sent) {
-    if (dtype == out.dtype && sent == bytes) return;
-    liveness_.fail(ErrorCode::invalid_argument,
-                   fmt::format("recv: {} sent {}[{}] with tag {}, and {} expects {}[{}]",
-                               liveness_.name(peer), tutti::name(dtype), sent / size_of(dtype), tag,
-                               liveness_.name(rank_), tutti::name(out.dtype), out.count));
-  };
-  std::vector<Message>& early = unclaimed_[size_t(peer)];
-  const auto found = std::ranges::find(early, tag, &Message::tag);
-  if (found != early.end()) {
-    expect(found->dtype, found->data.size());
-    if (bytes) std::memcpy(out.data, found->data.data(), bytes);
-    early.erase(found);
-    return;
-  }
+  Receive receive(liveness_, {peer, rank_}, out, tag, unclaimed_[size_t(peer)]);
+  if (receive.take_early()) return;
   Channel& channel = this->channel(peer, rank_);
-  for (bool mine = false; !mine;) {
-    // One message, packet by packet: into `out`, or aside if another tag is wanted first.
-    Message aside{};
+  do {  // one message, packet by packet
+    std::byte* to = nullptr;
     size_t at = 0, whole = 0;
     do {
       const uint32_t number = channel.taken.load(std::memory_order_relaxed);
@@ -74,21 +57,15 @@ void Window::recv(const Description& what, const detail::Memory& out, int64_t ta
       const Packet& packet = channel.packets[number & 1];
       if (at == 0) {
         whole = packet.bytes;
-        mine = packet.tag == tag;
-        if (mine)
-          expect(packet.dtype, whole);
-        else
-          aside = {packet.tag, packet.dtype, std::vector<std::byte>(whole)};
+        to = receive.begin(packet.tag, packet.dtype, whole);
       }
       const size_t now = std::min(whole - at, kPacket);
-      std::byte* const to = mine ? static_cast<std::byte*>(out.data) : aside.data.data();
       if (now) std::memcpy(to + at, packet.data, now);
       channel.taken.store(number + 1);
       wake(channel.taken, channel.sleepers);
       at += now;
     } while (at < whole);
-    if (!mine) early.push_back(std::move(aside));
-  }
+  } while (!receive.end());
 }
 
 }  // namespace tutti::group

@@ -19,6 +19,7 @@
 
 #include "group/liveness/deadline.h"
 #include "group/liveness/liveness.h"
+#include "group/liveness/receive.h"
 #include "group/shm/block.h"
 #include "group/shm/wait_graph.h"
 
@@ -84,11 +85,6 @@ class Window {
 
  private:
   struct Wait;
-  struct Message {
-    int64_t tag;
-    DType dtype;
-    std::vector<std::byte> data;
-  };
 
   Slot& slot(int rank, uint32_t phase) const { return blocks_[size_t(rank)]->slots[phase & 1]; }
   std::byte* place(int rank, uint32_t phase, size_t bytes) const {
@@ -120,7 +116,7 @@ class Window {
   std::span<const Piece> list_;  // of the operation
   uint64_t hash_ = what_.hash();
   Deadline deadline_;
-  std::vector<std::vector<Message>> unclaimed_;  // messages by sender, received before their turn
+  std::vector<std::vector<EarlyMessage>> unclaimed_;  // by sender
 };
 
 // Something that another rank will do: `word` leaves `value` (sends, receives) or becomes it
