@@ -2,6 +2,7 @@
 // Rules about the source tree itself, which no compiler checks.
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <regex>
 #include <set>
@@ -162,6 +163,26 @@ TEST(House, IncludesPointDownOnly) {
     }
   }
   EXPECT_GT(checked, 50);
+}
+
+// By name as it is included: a path under src, or tutti/name.h.
+TEST(House, IncludesHaveNoCycles) {
+  std::map<std::string, std::vector<std::string>> included;
+  for (const char* folder : {"src", "include"})
+    for (const fs::path& path : sources_under(kRoot / folder))
+      for (const std::string& include : includes_of(path))
+        included[fs::relative(path, kRoot / folder)].push_back(
+            include.substr(1, include.size() - 2));
+  std::set<std::string> open, done;
+  const std::function<void(const std::string&)> visit = [&](const std::string& file) {
+    if (done.contains(file)) return;
+    ASSERT_TRUE(open.insert(file).second) << file << " includes itself";
+    SCOPED_TRACE(file);
+    for (const std::string& next : included[file]) ASSERT_NO_FATAL_FAILURE(visit(next));
+    done.insert(file);
+  };
+  for (const auto& file : std::map(included)) visit(file.first);
+  EXPECT_GT(done.size(), 200u);
 }
 
 TEST(House, TypesAreFoundByTheirNamespaces) {

@@ -2,18 +2,23 @@
 // What a rank says at the beginning of an operation between hosts.
 #pragma once
 
-#include "group/net/peer_channels.h"
+#include "group/core/operation.h"
 
 namespace tutti::group {
 
-struct PeerChannels::Greeting {
+struct Greeting {
   uint64_t number;
   uint64_t hash;
   Description what;
 };
 
+// Data of at most this size travels with a greeting; and this is the most that fits.
+constexpr size_t kSmallMessage = 8 << 10;
+constexpr size_t kMostTold = 32 << 10;
+
 constexpr size_t kGreetingData = 128;  // where the data of a greeting begins
 constexpr size_t kGreetingBytes = kGreetingData + kMostTold;
+static_assert(sizeof(Greeting) <= kGreetingData);
 
 // Tensors of a list that ranks show each other when their lists differ: in a notice, and in all.
 constexpr size_t kListedAtOnce = 64, kMostListed = 4096;

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "group/liveness/timing.h"
-#include "group/net/greeting.h"
+#include "group/net/peer_channels.h"
 
 namespace tutti::group {
 
@@ -24,7 +24,6 @@ std::byte* PeerChannels::to_tell(int peer) const { return greeting_to(peer) + kG
 PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> peers,
                                    std::span<const size_t> bytes)
     : channels_(channels), peers_(peers), hash_(channels.what_.hash()), transfers_(channels) {
-  static_assert(sizeof(Greeting) <= kGreetingData);
   const Greeting greeting{channels.number_, hash_, channels.what_};
   // Sends first: peers wait for these.
   for (size_t i = 0; i < peers.size(); ++i) {

@@ -10,7 +10,6 @@
 
 #include "base/log.h"
 #include "group/liveness/timing.h"
-#include "group/net/greeting.h"
 
 namespace tutti::group {
 

@@ -15,13 +15,10 @@
 #include "group/liveness/liveness.h"
 #include "group/liveness/receive.h"
 #include "group/net/control_plane.h"
+#include "group/net/greeting.h"
 #include "group/shm/window.h"
 
 namespace tutti::group {
-
-// Data of at most this size travels with an operation's handshake; and this is the most that fits.
-constexpr size_t kSmallMessage = 8 << 10;
-constexpr size_t kMostTold = 32 << 10;
 
 // The ranks of one group, and the number that its messages are known by.
 struct GroupMembers {
@@ -123,7 +120,6 @@ class PeerChannels final : private ControlPlane::Listener {
   void check_ranks(const std::string& during);
 
  private:
-  struct Greeting;
   struct Header;
   // Of one call, over all its waits.
   struct WaitState {
