@@ -160,6 +160,149 @@ class GpuCollectives::Reductions {
   std::deque<std::vector<void*>> to_;
 };
 
+// A reduction by NCCL, of the leaves of all ranks. NCCL gets one value of each rank: the sum of its
+// leaves, halves widened to float32. If it cannot combine the values as our kernel does, it gathers
+// all leaves instead.
+class GpuCollectives::NcclReduction {
+ public:
+  // For `root` alone, or with -1 for all.
+  NcclReduction(const Gpus& gpus, const Backend& backend, const LeafReduction& reduction, int card,
+                int root)
+      : gpus_(gpus),
+        reduction_(reduction),
+        op_(reduction.op),
+        leaves_(int64_t(reduction.owners.size())),
+        ranks_(backend.size()),
+        card_(card),
+        root_(root),
+        wanted_(root < 0 || root == backend.rank()),
+        stream_(gpus.current_stream(card)),
+        scratch_(gpus, card) {}
+
+  void run(const Enqueued& operation, NcclLink& link) {
+    for (const Piece& piece : reduction_.pieces)
+      if (piece.count) prepare(piece);
+    if (parts_.empty()) return;
+    before_.run(gpus_, card_);
+    link.launch(operation, [&] {
+      for (const Part& part : parts_) enqueue(part, link.communicator());
+    });
+    if (!wanted_) return;
+    for (const Part& part : parts_) finish(part);
+    after_.run(gpus_, card_);
+    for (const Part& part : parts_) narrow(part);
+  }
+
+ private:
+  // What NCCL gets and gives of a piece.
+  struct Part {
+    const Piece& piece;
+    std::optional<DType> type;  // none: NCCL gathers all leaves
+    const void* from;
+    void* to;
+
+    size_t bytes() const { return size_t(piece.count) * size_of(piece.dtype); }
+    size_t leaf_bytes() const { return bytes() * piece.inputs.size(); }  // of this rank
+    bool is_widened() const { return type && base::is_half(piece.dtype); }
+  };
+
+  void prepare(const Piece& piece) {
+    Part& part =
+        parts_.emplace_back(Part{piece, type_in_nccl(op_, piece.dtype), piece.inputs[0], nullptr});
+    if (!part.type)
+      collect_leaves(part);
+    else if (part.is_widened())
+      widen(part);
+    else
+      combine_leaves(part);
+  }
+
+  void collect_leaves(Part& part) {
+    if (part.piece.inputs.size() > 1) {
+      std::byte* const all = scratch_.take(part.leaf_bytes());
+      for (size_t i = 0; i < part.piece.inputs.size(); ++i)
+        gpus_.runtime.copy(card_, all + i * part.bytes(), part.piece.inputs[i], part.bytes(),
+                           stream_);
+      part.from = all;
+    }
+    if (wanted_) part.to = scratch_.take(part.bytes() * size_t(leaves_));
+  }
+
+  void widen(Part& part) {
+    const Piece& piece = part.piece;
+    std::vector<const void*> widened;
+    for (const void* const input : piece.inputs) {
+      part.to = scratch_.take(size_t(piece.count) * sizeof(float));
+      gpus_.kernels.cast(card_, stream_, input, piece.dtype, part.to, DType::float32, piece.count);
+      widened.push_back(part.to);
+    }
+    part.from = part.to = const_cast<void*>(widened[0]);
+    if (widened.size() > 1)
+      before_.add(base::partial_op(op_), DType::float32, widened, {part.to}, piece.count);
+  }
+
+  void combine_leaves(Part& part) {
+    const Piece& piece = part.piece;
+    part.to = wanted_ && !piece.outputs.empty() ? piece.outputs[0] : scratch_.take(part.bytes());
+    if (piece.inputs.size() == 1) return;
+    before_.add(base::partial_op(op_), piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
+                {part.to}, piece.count);
+    part.from = part.to;
+  }
+
+  void enqueue(const Part& part, NcclCommunicator& nccl) const {
+    const ReduceOp op = base::partial_op(op_);
+    const size_t bytes = part.leaf_bytes();
+    if (part.type && root_ < 0)
+      nccl.all_reduce(part.from, part.to, part.piece.count, *part.type, op, stream_);
+    else if (part.type)
+      nccl.reduce(part.from, part.to, part.piece.count, *part.type, op, root_, stream_);
+    else if (root_ < 0)
+      nccl.all_gather(part.from, part.to, bytes, stream_);
+    else if (!wanted_)
+      nccl.send(part.from, bytes, root_, stream_);
+    else
+      for (int r = 0; r < ranks_; ++r)
+        if (r != root_) nccl.recv(at(part.to, bytes * size_t(r)), bytes, r, stream_);
+  }
+
+  void finish(const Part& part) {
+    const Piece& piece = part.piece;
+    const std::vector<void*> outputs(piece.outputs.begin(), piece.outputs.end());
+    if (!part.type) {
+      const size_t own = part.leaf_bytes();
+      if (root_ >= 0)
+        gpus_.runtime.copy(card_, at(part.to, own * size_t(root_)), part.from, own, stream_);
+      std::vector<const void*> all;
+      for (int64_t i = 0; i < leaves_; ++i) all.push_back(at(part.to, part.bytes() * size_t(i)));
+      after_.add(op_, piece.dtype, std::move(all), outputs, piece.count, leaves_);
+    } else if (part.is_widened()) {
+      if (base::divides(op_))
+        after_.add(op_, DType::float32, {part.to}, {part.to}, piece.count, leaves_);
+    } else if (base::divides(op_) || outputs.size() > 1) {
+      after_.add(op_, piece.dtype, {part.to}, outputs, piece.count, leaves_);
+    }
+  }
+
+  void narrow(const Part& part) {
+    if (!part.is_widened()) return;
+    for (void* const output : part.piece.outputs)
+      gpus_.kernels.cast(card_, stream_, part.to, DType::float32, output, part.piece.dtype,
+                         part.piece.count);
+  }
+
+  const Gpus& gpus_;
+  const LeafReduction& reduction_;
+  const ReduceOp op_;
+  const int64_t leaves_;
+  const int ranks_, card_, root_;
+  const bool wanted_;
+  const device::Stream stream_;
+  Scratch scratch_;
+  std::vector<Part> parts_;
+  Reductions before_, after_;
+};
+
 std::byte* GpuCollectives::Pinned::get(size_t bytes) {
   if (bytes > size_ || !data_) {
     clear();
@@ -193,7 +336,7 @@ NcclLink* GpuCollectives::link_for(const GpuOperation& operation, std::span<cons
   return connect(operation, cards);
 }
 
-NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vector<int>& cards) {
+std::string GpuCollectives::why_not_nccl(const GpuOperation& operation) {
   // Two processes may share a GPU if NCCL takes them to be on two hosts.
   const char* const host = std::getenv("NCCL_HOSTID");
   GpuHello mine{};
@@ -210,7 +353,29 @@ NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vect
                 {&mine, sizeof(GpuHello), DType::uint8},
                 {all.data(), int64_t(all.size() * sizeof(GpuHello)), DType::uint8}},
                operation.timeouts);
-  if (const std::string why = why_not_nccl(all); !why.empty()) {
+  return group::why_not_nccl(all);
+}
+
+std::string GpuCollectives::unique_id(const GpuOperation& operation) {
+  std::array<char, 256> told{};
+  if (backend_.rank() == 0) {
+    const std::string id = gpus_.nccl()->unique_id();
+    told[0] = char(id.size());
+    std::ranges::copy(id, told.begin() + 1);
+  }
+  const Description naming{.kind = Collective::broadcast,
+                           .dtype = DType::uint8,
+                           .root = 0,
+                           .extents = {int64_t(told.size())},
+                           .others = Description::kGpus};
+  const Memory memory{told.data(), int64_t(told.size()), DType::uint8};
+  backend_.run(naming, detail::in_place(Collective::broadcast, memory, ReduceOp::SUM, 0),
+               operation.timeouts);
+  return {told.data() + 1, uint8_t(told[0])};
+}
+
+NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vector<int>& cards) {
+  if (const std::string why = why_not_nccl(operation); !why.empty()) {
     if (required_)
       throw UnavailableError(
           fmt::format("\"nccl\" needs a GPU of its own for every rank: {}; unset "
@@ -224,27 +389,12 @@ NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vect
     return nullptr;
   }
 
-  const NcclModule& nccl = *gpus_.nccl();
-  std::string id;
-  if (backend_.rank() == 0) id = nccl.unique_id();
-  std::array<char, 256> told{};
-  std::ranges::copy(id, told.begin() + 1);
-  told[0] = char(id.size());
-  const Description naming{.kind = Collective::broadcast,
-                           .dtype = DType::uint8,
-                           .root = 0,
-                           .extents = {int64_t(told.size())},
-                           .others = Description::kGpus};
-  const Memory memory{told.data(), int64_t(told.size()), DType::uint8};
-  backend_.run(naming, detail::in_place(Collective::broadcast, memory, ReduceOp::SUM, 0),
-               operation.timeouts);
-  id.assign(told.data() + 1, uint8_t(told[0]));
-
+  const std::string id = unique_id(operation);
   auto others = std::make_unique<Ranks>(backend_);
   NcclCommunicators communicators;
   try {
-    communicators.push_back(nccl.open(id, backend_.rank(), backend_.size(), operation.card,
-                                      still_wanted(operation, others.get())));
+    communicators.push_back(gpus_.nccl()->open(id, backend_.rank(), backend_.size(), operation.card,
+                                               still_wanted(operation, others.get())));
   } catch (const UnavailableError&) {
     await_reason([&] { others->check(described(operation.what, operation.number)); });
     throw;
@@ -290,7 +440,7 @@ void GpuCollectives::all_reduce(const GpuOperation& operation, const LeafReducti
     return work.run(gpus_, operation.card);
   }
   if (NcclLink* const link = link_for(operation, reduction.pieces))
-    return by_nccl(operation, reduction, -1, *link);
+    return NcclReduction(gpus_, backend_, reduction, operation.card, -1).run(operation, *link);
   staged(operation, reduction);
 }
 
@@ -365,109 +515,6 @@ void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& 
   wait_for_card(operation.card);
 }
 
-void GpuCollectives::by_nccl(const GpuOperation& operation, const LeafReduction& reduction,
-                             int root, NcclLink& link) {
-  const int card = operation.card, n = backend_.size();
-  const bool wanted = root < 0 || root == backend_.rank();
-  const device::Stream stream = gpus_.current_stream(card);
-  const auto leaves = int64_t(reduction.owners.size());
-  const ReduceOp op = reduction.op;
-  Scratch scratch(gpus_, card);
-
-  // What NCCL gets and gives of each piece.
-  struct Part {
-    const Piece& piece;
-    std::optional<DType> type;  // none: NCCL gathers all leaves
-    const void* from;
-    void* to;
-  };
-  std::vector<Part> parts;
-  Reductions before, after;
-  for (const Piece& piece : reduction.pieces) {
-    if (piece.count == 0) continue;
-    const size_t bytes = size_t(piece.count) * size_of(piece.dtype);
-    Part part{piece, type_in_nccl(op, piece.dtype), piece.inputs[0], nullptr};
-    if (!part.type) {
-      if (piece.inputs.size() > 1) {
-        std::byte* const all = scratch.take(bytes * piece.inputs.size());
-        for (size_t i = 0; i < piece.inputs.size(); ++i)
-          gpus_.runtime.copy(card, all + i * bytes, piece.inputs[i], bytes, stream);
-        part.from = all;
-      }
-      if (wanted) part.to = scratch.take(bytes * size_t(leaves));
-    } else if (base::is_half(piece.dtype)) {
-      const size_t wide = size_t(piece.count) * sizeof(float);
-      std::vector<const void*> widened;
-      for (const void* const input : piece.inputs) {
-        std::byte* const to = scratch.take(wide);
-        gpus_.kernels.cast(card, stream, input, piece.dtype, to, DType::float32, piece.count);
-        widened.push_back(to);
-      }
-      part.to = const_cast<void*>(widened[0]);
-      part.from = part.to;
-      if (widened.size() > 1)
-        before.add(base::partial_op(op), DType::float32, widened, {part.to}, piece.count);
-    } else {
-      part.to = wanted && !piece.outputs.empty() ? piece.outputs[0] : scratch.take(bytes);
-      if (piece.inputs.size() > 1) {
-        before.add(base::partial_op(op), piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
-                   {part.to}, piece.count);
-        part.from = part.to;
-      }
-    }
-    parts.push_back(part);
-  }
-  if (parts.empty()) return;
-  before.run(gpus_, card);
-
-  NcclCommunicator& nccl = link.communicator();
-  link.launch(operation, [&] {
-    for (const Part& part : parts) {
-      const size_t bytes =
-          size_t(part.piece.count) * size_of(part.piece.dtype) * part.piece.inputs.size();
-      if (part.type && root < 0)
-        nccl.all_reduce(part.from, part.to, part.piece.count, *part.type, base::partial_op(op),
-                        stream);
-      else if (part.type)
-        nccl.reduce(part.from, part.to, part.piece.count, *part.type, base::partial_op(op), root,
-                    stream);
-      else if (root < 0)
-        nccl.all_gather(part.from, part.to, bytes, stream);
-      else if (!wanted)
-        nccl.send(part.from, bytes, root, stream);
-      else
-        for (int r = 0; r < n; ++r)
-          if (r != root) nccl.recv(at(part.to, bytes * size_t(r)), bytes, r, stream);
-    }
-  });
-  if (!wanted) return;
-
-  for (const Part& part : parts) {
-    const Piece& piece = part.piece;
-    const std::vector<void*> outputs(piece.outputs.begin(), piece.outputs.end());
-    const size_t bytes = size_t(piece.count) * size_of(piece.dtype);
-    if (!part.type) {
-      if (root >= 0)
-        gpus_.runtime.copy(card, at(part.to, bytes * piece.inputs.size() * size_t(root)), part.from,
-                           bytes * piece.inputs.size(), stream);
-      std::vector<const void*> all;
-      for (int64_t i = 0; i < leaves; ++i) all.push_back(at(part.to, bytes * size_t(i)));
-      after.add(op, piece.dtype, std::move(all), outputs, piece.count, leaves);
-    } else if (base::is_half(piece.dtype)) {
-      if (base::divides(op))
-        after.add(op, DType::float32, {part.to}, {part.to}, piece.count, leaves);
-    } else if (base::divides(op) || outputs.size() > 1) {
-      after.add(op, piece.dtype, {part.to}, outputs, piece.count, leaves);
-    }
-  }
-  after.run(gpus_, card);
-  for (const Part& part : parts)
-    if (part.type && base::is_half(part.piece.dtype))
-      for (void* const output : part.piece.outputs)
-        gpus_.kernels.cast(card, stream, part.to, DType::float32, output, part.piece.dtype,
-                           part.piece.count);
-}
-
 // reduce_scatter: every rank gets its part of the combination.
 void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupCall& call,
                                      NcclLink& link) {
@@ -512,13 +559,48 @@ void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupC
   if (wide) gpus_.kernels.cast(card, stream, to, *type, call.out.data, call.out.dtype, count);
 }
 
-void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& call, NcclLink& link) {
+// gather, scatter and all_to_all: messages between pairs of ranks. A rank's own part is copied.
+void GpuCollectives::exchange_by_nccl(const GpuOperation& operation, const GroupCall& call,
+                                      NcclLink& link) {
   const int card = operation.card, n = backend_.size(), me = backend_.rank(), root = call.root;
   const device::Stream stream = gpus_.current_stream(card);
   NcclCommunicator& nccl = link.communicator();
-  const auto copy = [&](void* to, const void* from, size_t bytes) {
-    if (to != from) gpus_.runtime.copy(card, to, from, bytes, stream);
+  const bool sends = call.kind != Collective::scatter || me == root;
+  const bool receives = call.kind != Collective::gather || me == root;
+  const size_t part = call.kind == Collective::gather    ? bytes_of(call.in)
+                      : call.kind == Collective::scatter ? bytes_of(call.out)
+                                                         : bytes_of(call.in) / size_t(n);
+  if (!part) return;
+  // One part for each rank, or one alone.
+  const size_t in_step = call.kind == Collective::gather ? 0 : part;
+  const size_t out_step = call.kind == Collective::scatter ? 0 : part;
+  const auto is_peer = [&](int from, int to) {
+    return from != to && (call.kind == Collective::gather    ? to == root
+                          : call.kind == Collective::scatter ? from == root
+                                                             : true);
   };
+  Scratch scratch(gpus_, card);
+  const void* from = call.in.data;
+  if (call.kind == Collective::all_to_all && from == call.out.data) {
+    std::byte* const kept = scratch.take(bytes_of(call.in));
+    gpus_.runtime.copy(card, kept, from, bytes_of(call.in), stream);
+    from = kept;
+  }
+  link.launch(operation, [&] {
+    for (int r = 0; r < n; ++r) {
+      if (is_peer(me, r)) nccl.send(at(from, in_step * size_t(r)), part, r, stream);
+      if (is_peer(r, me)) nccl.recv(at(call.out.data, out_step * size_t(r)), part, r, stream);
+    }
+  });
+  if (!sends || !receives) return;
+  void* const own = at(call.out.data, out_step * size_t(me));
+  if (const void* const mine = at(from, in_step * size_t(me)); own != mine)
+    gpus_.runtime.copy(card, own, mine, part, stream);
+}
+
+void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& call, NcclLink& link) {
+  const device::Stream stream = gpus_.current_stream(operation.card);
+  NcclCommunicator& nccl = link.communicator();
   const size_t in_bytes = bytes_of(call.in), out_bytes = bytes_of(call.out);
   switch (call.kind) {
     case Collective::all_reduce:
@@ -526,17 +608,19 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& cal
       const void* const in = call.in.data;
       void* const out = call.out.data;
       const Piece piece{{&in, 1}, {&out, 1}, call.in.count, call.in.dtype};
-      std::vector<int> owners(size_t(n), 0);
+      std::vector<int> owners(size_t(backend_.size()), 0);
       std::iota(owners.begin(), owners.end(), 0);
-      return by_nccl(operation, {{&piece, 1}, owners, call.op},
-                     call.kind == Collective::reduce ? root : -1, link);
+      const LeafReduction reduction{{&piece, 1}, owners, call.op};
+      const int root = call.kind == Collective::reduce ? call.root : -1;
+      return NcclReduction(gpus_, backend_, reduction, operation.card, root).run(operation, link);
     }
     case Collective::reduce_scatter:
       if (in_bytes) scatter_by_nccl(operation, call, link);
       return;
     case Collective::broadcast:
       if (out_bytes)
-        link.launch(operation, [&] { nccl.broadcast(call.out.data, out_bytes, root, stream); });
+        link.launch(operation,
+                    [&] { nccl.broadcast(call.out.data, out_bytes, call.root, stream); });
       return;
     case Collective::all_gather:
       if (in_bytes)
@@ -544,42 +628,8 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& cal
                     [&] { nccl.all_gather(call.in.data, call.out.data, in_bytes, stream); });
       return;
     case Collective::gather:
-      if (!in_bytes) return;
-      link.launch(operation, [&] {
-        if (me != root) return nccl.send(call.in.data, in_bytes, root, stream);
-        for (int r = 0; r < n; ++r)
-          if (r != root) nccl.recv(at(call.out.data, in_bytes * size_t(r)), in_bytes, r, stream);
-      });
-      if (me == root) copy(at(call.out.data, in_bytes * size_t(me)), call.in.data, in_bytes);
-      return;
     case Collective::scatter:
-      if (!out_bytes) return;
-      link.launch(operation, [&] {
-        if (me != root) return nccl.recv(call.out.data, out_bytes, root, stream);
-        for (int r = 0; r < n; ++r)
-          if (r != root) nccl.send(at(call.in.data, out_bytes * size_t(r)), out_bytes, r, stream);
-      });
-      if (me == root) copy(call.out.data, at(call.in.data, out_bytes * size_t(me)), out_bytes);
-      return;
-    case Collective::all_to_all: {
-      if (!in_bytes) return;
-      const size_t part = in_bytes / size_t(n);
-      Scratch scratch(gpus_, card);
-      const void* from = call.in.data;
-      if (from == call.out.data) {
-        std::byte* const kept = scratch.take(in_bytes);
-        copy(kept, from, in_bytes);
-        from = kept;
-      }
-      link.launch(operation, [&] {
-        for (int r = 0; r < n; ++r) {
-          if (r == me) continue;
-          nccl.send(at(from, part * size_t(r)), part, r, stream);
-          nccl.recv(at(call.out.data, part * size_t(r)), part, r, stream);
-        }
-      });
-      return copy(at(call.out.data, part * size_t(me)), at(from, part * size_t(me)), part);
-    }
+    case Collective::all_to_all: return exchange_by_nccl(operation, call, link);
     case Collective::barrier:
     case Collective::send:
     case Collective::recv:

@@ -58,6 +58,7 @@ class GpuCollectives {
  private:
   class Scratch;
   class Reductions;
+  class NcclReduction;
   // Host memory that a GPU reaches well, as much as was needed so far.
   class Pinned {
    public:
@@ -80,14 +81,15 @@ class GpuCollectives {
   // The way to the others by NCCL; null if there is none. A collective.
   NcclLink* link_for(const GpuOperation& operation, std::span<const Piece> list = {});
   NcclLink* connect(const GpuOperation& operation, const std::vector<int>& cards);
+  std::string why_not_nccl(const GpuOperation& operation);  // on all ranks alike
+  std::string unique_id(const GpuOperation& operation);     // rank 0's
 
   void alone(const GpuOperation& operation, const detail::GroupCall& call);
   void staged(const GpuOperation& operation, const detail::GroupCall& call);
   void staged(const GpuOperation& operation, const LeafReduction& reduction);
   void by_nccl(const GpuOperation& operation, const detail::GroupCall& call, NcclLink& link);
-  // For `root` alone, or with -1 for all.
-  void by_nccl(const GpuOperation& operation, const LeafReduction& reduction, int root,
-               NcclLink& link);
+  void exchange_by_nccl(const GpuOperation& operation, const detail::GroupCall& call,
+                        NcclLink& link);
   void scatter_by_nccl(const GpuOperation& operation, const detail::GroupCall& call,
                        NcclLink& link);
 
