@@ -104,11 +104,8 @@ void check_apart(Collective kind, const Memory& in, const Memory& out, int64_t a
     invalid(kind, fmt::format("the input {} and the output {} overlap", text_of(in), text_of(out)));
 }
 
-// Checks all that one rank can check, and says what the others must agree with.
-Description checked(const GroupCall& call, int rank, int size) {
+void check_root(const GroupCall& call, int rank, int size) {
   const Collective kind = call.kind;
-  Description what{.kind = kind, .op = call.op, .root = call.root};
-  const Memory &in = call.in, &out = call.out;
   const bool has_root = kind == Collective::reduce || kind == Collective::broadcast ||
                         kind == Collective::gather || kind == Collective::scatter;
   const bool has_peer = kind == Collective::send || kind == Collective::recv;
@@ -116,32 +113,46 @@ Description checked(const GroupCall& call, int rank, int size) {
     invalid(kind, fmt::format("{} is {}, expected 0 to {}", has_root ? "root" : "peer", call.root,
                               size - 1));
   if (has_peer && call.root == rank) invalid(kind, fmt::format("rank {} is this rank", rank));
+}
+
+void expect_output(const GroupCall& call, DType dtype) {
+  if (call.out.dtype != dtype)
+    invalid(call.kind, fmt::format("the output is {}, expected {} for an input of {}{}",
+                                   name(call.out.dtype), name(dtype), name(call.in.dtype),
+                                   call.in.data == call.out.data ? " (SUM works in place)" : ""));
+}
+
+// The elements of the input and of the output are to each other as these are.
+struct Parts {
+  int64_t in, out;
+};
+void expect_parts(const GroupCall& call, int size, Parts parts) {
+  if (call.in.count * parts.out != call.out.count * parts.in)
+    invalid(call.kind,
+            fmt::format("the input is {} and the output {}, expected {} times as many "
+                        "elements in the {}, for {} ranks",
+                        text_of(call.in), text_of(call.out), std::max(parts.in, parts.out),
+                        parts.in > parts.out ? "input" : "output", size));
+}
+
+// Checks all that one rank can check, and says what the others must agree with.
+Description checked(const GroupCall& call, int rank, int size) {
+  const Collective kind = call.kind;
+  const Memory &in = call.in, &out = call.out;
+  check_root(call, rank, size);
+  Description what{.kind = kind, .op = call.op, .root = call.root};
   const bool at_root = call.root == rank;
-  const auto expect = [&](int64_t in_parts, int64_t out_parts) {
-    if (in.count * out_parts != out.count * in_parts)
-      invalid(kind, fmt::format("the input is {} and the output {}, expected {} times as many "
-                                "elements in the {}, for {} ranks",
-                                text_of(in), text_of(out), std::max(in_parts, out_parts),
-                                in_parts > out_parts ? "input" : "output", size));
-  };
-  const auto expect_same_type = [&](DType expected) {
-    if (out.dtype != expected)
-      invalid(kind, fmt::format("the output is {}, expected {} for an input of {}{}",
-                                name(out.dtype), name(expected), name(in.dtype),
-                                in.data == out.data ? " (SUM works in place)" : ""));
-  };
   switch (kind) {
     case Collective::barrier: break;
     case Collective::all_reduce:
     case Collective::reduce:
       set_shape(what, in);
-      expect_same_type(result_dtype(call.op, in.dtype));
-      if (kind == Collective::all_reduce || at_root) {
-        if (in.count != out.count)
-          invalid(kind, fmt::format("the input is {} and the output {}, expected as many elements",
-                                    text_of(in), text_of(out)));
-        check_apart(kind, in, out, 0);
-      }
+      expect_output(call, result_dtype(call.op, in.dtype));
+      if (kind == Collective::reduce && !at_root) break;
+      if (in.count != out.count)
+        invalid(kind, fmt::format("the input is {} and the output {}, expected as many elements",
+                                  text_of(in), text_of(out)));
+      check_apart(kind, in, out, 0);
       break;
     case Collective::broadcast: set_shape(what, out); break;
     case Collective::all_gather:
@@ -149,19 +160,19 @@ Description checked(const GroupCall& call, int rank, int size) {
     case Collective::gather:
       set_shape(what, in);
       if (kind == Collective::gather && !at_root) break;
-      expect_same_type(in.dtype);
-      expect(1, size);
+      expect_output(call, in.dtype);
+      expect_parts(call, size, {.in = 1, .out = size});
       check_apart(kind, in, out, rank * in.count);
       break;
     case Collective::reduce_scatter:
       set_shape(what, in);
-      expect_same_type(result_dtype(call.op, in.dtype));
-      expect(size, 1);
+      expect_output(call, result_dtype(call.op, in.dtype));
+      expect_parts(call, size, {.in = size, .out = 1});
       check_apart(kind, in, out, rank * out.count);
       break;
     case Collective::all_to_all:
       set_shape(what, in);
-      expect_same_type(in.dtype);
+      expect_output(call, in.dtype);
       if (in.count != out.count || in.count % size)
         invalid(kind, fmt::format("the input is {} and the output {}, expected as many elements in "
                                   "both, a multiple of {} ranks",
@@ -171,8 +182,8 @@ Description checked(const GroupCall& call, int rank, int size) {
     case Collective::scatter:
       set_shape(what, out);
       if (!at_root) break;
-      if (in.dtype != out.dtype) expect_same_type(in.dtype);
-      expect(size, 1);
+      expect_output(call, in.dtype);
+      expect_parts(call, size, {.in = size, .out = 1});
       check_apart(kind, in, out, rank * out.count);
       break;
     case Collective::send: set_shape(what, in); break;

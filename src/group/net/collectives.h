@@ -15,9 +15,7 @@
 #include <vector>
 
 #include "group/net/peer_channels.h"
-#include "group/net/topology.h"
-#include "group/plan/flat_view.h"
-#include "group/plan/tree.h"
+#include "group/net/reduction_layout.h"
 
 namespace tutti::group {
 
@@ -46,20 +44,6 @@ class NetworkCollectives {
 
  private:
   class Reducer;
-  // How the leaves of a reduction are spread over the hosts; kept, since most are alike.
-  struct Cut {
-    struct Value {
-      Subtree subtree;
-      size_t host, index;
-    };
-    void update(std::span<const int> new_owners, const GroupTopology& topology, bool now_single);
-
-    std::vector<int> owners;
-    bool single = false;
-    std::vector<std::vector<Subtree>> by_host;
-    std::vector<Value> order;  // of all hosts, by their leaves
-    std::vector<Subtree> all;  // the same
-  };
   // Memory that is kept from one operation to the next. Only what is used of it is ever touched.
   class Scratch {
    public:
@@ -123,7 +107,7 @@ class NetworkCollectives {
   Staging staging_;
   Scratch own_staging_;  // if there is no window
   std::array<Scratch, kBlocks> received_;
-  Cut cut_;
+  HostSubtrees subtrees_;
   std::vector<int> all_ranks_;
   std::vector<int> others_;   // all ranks but this
   std::vector<int> leaders_;  // of the other hosts

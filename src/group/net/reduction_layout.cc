@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group/net/reduction_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "group/net/greeting.h"
+#include "group/shm/block.h"
+
+namespace tutti::group {
+
+namespace {
+
+// This few hosts send all they have to each other, if it is at most this much.
+constexpr size_t kMuchForFew = 64 << 10;
+// Two hosts send each other no more than if each summed a half; only, both sum all of it.
+constexpr size_t kMuchForTwo = 256 << 10;
+// The least that a shard of a large reduction has, and the most that a block may take, in bytes.
+constexpr size_t kLeast = 256 << 10;
+constexpr size_t kMostStaged = 4 << 20;
+
+}  // namespace
+
+void HostSubtrees::update(std::span<const int> new_owners, const GroupTopology& topology,
+                          bool now_single) {
+  if (single == now_single && std::ranges::equal(owners, new_owners)) return;
+  owners.assign(new_owners.begin(), new_owners.end());
+  single = now_single;
+  by_host.clear();
+  order.clear();
+  all.clear();
+  for (size_t h = 0; h < topology.hosts.size(); ++h) {
+    by_host.push_back(largest_subtrees(
+        owners.size(),
+        [&](size_t leaf) { return topology.host_of[size_t(owners[leaf])] == int(h); }, single));
+    for (size_t i = 0; i < by_host[h].size(); ++i) order.push_back({by_host[h][i], h, i});
+  }
+  std::ranges::sort(order, {}, [](const Value& value) { return value.subtree.first; });
+  for (const Value& value : order) all.push_back(value.subtree);
+}
+
+ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
+                                 HostSubtrees& subtrees)
+    : op_(reduction.op),
+      view_(reduction, topology.rank, int(topology.host_of.size())),
+      hosts_(topology.hosts.size()),
+      subtrees_(subtrees) {
+  bool single = false;
+  size_t wide = 1;
+  for (const Piece& piece : reduction.pieces) {
+    single |= !has_partials(op_, piece.dtype);
+    wide = std::max(wide, size_of(partial_dtype(op_, piece.dtype)) / size_of(piece.dtype));
+  }
+  subtrees.update(reduction.owners, topology, single);
+  size_t values = 1;  // bytes of values per byte of the view, of any host
+  for (const std::vector<Subtree>& of_host : subtrees_.by_host) {
+    size_t here = 0;
+    for (const Subtree& subtree : of_host) here += subtree.leaves == 1 ? 1 : wide;
+    values = std::max(values, here);
+  }
+
+  small_ = view_.bytes() * std::max(values, view_.most_leaves()) <= kSmallMessage;
+  // A little is soonest summed by every host: one hop instead of two.
+  whole_ = small_ || (hosts_ == 2 && values == 1 && view_.bytes() <= kMuchForTwo) ||
+           (hosts_ <= kFewHosts && view_.bytes() <= kMuchForFew);
+  const bool shared =
+      std::ranges::any_of(topology.hosts, [](const auto& ranks) { return ranks.size() > 1; });
+  slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
+  const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
+  // Enough blocks that they overlap, unless they become so small that their number costs more.
+  const size_t block = std::min(slot_ / most, std::max(view_.bytes() / 8, hosts_ * kLeast));
+  block_ = std::max(block / kAlign, size_t{1}) * kAlign;
+  if (block_ * most > slot_)
+    throw UnimplementedError(
+        fmt::format("all_reduce: {} values of each element on one host are too many", most));
+}
+
+std::optional<FlatView::Part> ReductionLayout::only_part(Range range) const {
+  std::optional<Part> only;
+  size_t parts = 0;
+  view_.for_each_part(range.begin, range.end, [&](const Part& part) {
+    if (parts++ == 0) only.emplace(part);
+  });
+  return parts == 1 ? only : std::nullopt;
+}
+
+}  // namespace tutti::group

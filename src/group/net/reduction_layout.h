@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a reduction between hosts is cut: into blocks, a block into a shard for each host, and what a
+// message holds of a shard.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "group/net/topology.h"
+#include "group/plan/flat_view.h"
+#include "group/plan/tree.h"
+
+namespace tutti::group {
+
+constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+// The subtrees that each host has all leaves of; kept between reductions, since most are alike.
+struct HostSubtrees {
+  struct Value {
+    Subtree subtree;
+    size_t host, index;
+  };
+  void update(std::span<const int> new_owners, const GroupTopology& topology, bool now_single);
+
+  std::vector<int> owners;
+  bool single = false;
+  std::vector<std::vector<Subtree>> by_host;
+  std::vector<Value> order;  // of all hosts, by their leaves
+  std::vector<Subtree> all;  // the same
+};
+
+// The same on all ranks.
+class ReductionLayout {
+ public:
+  using Part = FlatView::Part;
+  struct Range {
+    size_t begin, end;
+    bool empty() const { return begin == end; }
+  };
+
+  ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
+                  HostSubtrees& subtrees);
+
+  ReduceOp op() const { return op_; }
+  const FlatView& view() const { return view_; }
+  const HostSubtrees& subtrees() const { return subtrees_; }
+  size_t hosts() const { return hosts_; }
+
+  // Whether all of it travels with the handshake, and whether every host sums all of a block.
+  bool is_small() const { return small_; }
+  bool is_whole() const { return whole_; }
+  // Bytes that the values of a block, or its results, take at most.
+  size_t slot() const { return slot_; }
+  size_t block_bytes() const { return block_; }
+  size_t blocks() const { return (view_.bytes() + block_ - 1) / block_; }
+  Range block(size_t i) const { return {i * block_, std::min(view_.bytes(), (i + 1) * block_)}; }
+  size_t shards() const { return whole_ ? 1 : hosts_; }
+  Range shard(size_t i, size_t host) const {
+    return whole_ ? block(i) : share(block(i), host, hosts_);
+  }
+  // The part of `range` that is worker `i`'s of `n`.
+  static Range share(Range range, size_t i, size_t n) {
+    const size_t each = rounded_up((range.end - range.begin + n - 1) / n);
+    return {std::min(range.end, range.begin + i * each),
+            std::min(range.end, range.begin + (i + 1) * each)};
+  }
+
+  size_t width(const Subtree& subtree, DType dtype) const {
+    return size_of(subtree.leaves == 1 ? dtype : partial_dtype(op_, dtype));
+  }
+  // A message of values: the subtrees of a host one after the other, each of all parts in a range.
+  // f(index of the subtree, part, where it begins). Returns where the last one ends.
+  template <class F>
+  size_t for_each_value(size_t host, Range range, const F& f) const {
+    const std::vector<Subtree>& subtrees = subtrees_.by_host[host];
+    size_t end = 0;
+    for (size_t i = 0; i < subtrees.size(); ++i)
+      view_.for_each_part(range.begin, range.end, [&](const Part& part) {
+        const size_t at = padded(end);
+        f(i, part, at);
+        end = at + size_t(part.count()) * width(subtrees[i], part.piece.dtype);
+      });
+    return end;
+  }
+  size_t value_bytes(size_t host, Range range) const {
+    return for_each_value(host, range, [](size_t, const Part&, size_t) {});
+  }
+  // A message of results: f(part, where it begins).
+  template <class F>
+  size_t for_each_result(Range range, const F& f) const {
+    size_t end = 0;
+    view_.for_each_part(range.begin, range.end, [&](const Part& part) {
+      const size_t at = padded(end);
+      f(part, at);
+      end = at + part.result_bytes(op_);
+    });
+    return end;
+  }
+  size_t result_bytes(Range range) const {
+    return for_each_result(range, [](const Part&, size_t) {});
+  }
+  // Empty if a range holds parts of several tensors, or none.
+  std::optional<Part> only_part(Range range) const;
+
+ private:
+  const ReduceOp op_;
+  const FlatView view_;
+  const size_t hosts_;
+  const HostSubtrees& subtrees_;
+  bool small_, whole_;
+  size_t slot_, block_;
+};
+
+}  // namespace tutti::group
