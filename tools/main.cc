@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
   for (const Command& command : kCommands) {
     if (name != command.name) continue;
     try {
+      if (name == "run") tutti::base::leave_unknown_settings_to_workers();
       find_modules();
       return command.main(argc - 1, argv + 1);
     } catch (const std::exception& error) {

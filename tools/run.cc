@@ -420,13 +420,14 @@ class Attempt {
     keyboard_.worker_has_it();
   }
 
-  // Says once which cores the workers get.
+  // Says once which cores the workers get; their share for OpenMP only on a terminal.
   void announce(const std::vector<Place>& places) {
     if (!first_) return;
     const std::vector<int> all = cores();
     if (const auto crowded =
             std::ranges::find_if(places, [](const Place& place) { return place.locals > 1; });
-        crowded != places.end() && !has(outer_environment(program_), "OMP_NUM_THREADS"))
+        crowded != places.end() && isatty(err_.fd()) &&
+        !has(outer_environment(program_), "OMP_NUM_THREADS"))
       say(crowded->here
               ? fmt::format("OMP_NUM_THREADS={} for each of {} workers on {} (set it to choose)",
                             threads_of(*crowded), crowded->locals,
@@ -640,11 +641,12 @@ class Attempt {
   struct Cause {
     std::string text;
     int code;
+    int rank = -1;  // that it is about
   };
 
   // The process that ended first with an error may only have reported the loss of another.
   Cause cause() {
-    const Cause first{failure_->to_string(), failure_->exit_code()};
+    const Cause first{failure_->to_string(), failure_->exit_code(), failure_->rank};
     if (!service_ || told_to_stop_ || is_broken(*failure_)) return first;
     if (stopped_others_ && !cause_is_known_) return first;
     service_->wait_until_empty(kLastReports);
@@ -660,23 +662,39 @@ class Attempt {
     if (const std::string own = fmt::format("rank {} failed: ", failure->rank);
         failure->code == ErrorCode::aborted && text.starts_with(own))
       return {fmt::format("{} failed: {}", culprit.name(), text.substr(own.size())),
-              culprit.failed() && by_itself ? culprit.exit_code() : first.code};
+              culprit.failed() && by_itself ? culprit.exit_code() : first.code, culprit.rank};
+    // Why it did not take part: "rank 1 (ADDRESS): TEXT".
+    if (const std::string own =
+            fmt::format("rank {} ({}): ", failure->rank, addresses_[size_t(failure->rank)]);
+        culprit.failed() && by_itself && text.starts_with(own))
+      return {fmt::format("{}: {}", culprit.to_string(), text.substr(own.size())),
+              culprit.exit_code(), culprit.rank};
     if (culprit.failed() && by_itself)
       return {failure->code == ErrorCode::unavailable
                   ? culprit.to_string()  // the others only know that it is gone
                   : fmt::format("{}: {}", culprit.to_string(), text),
-              culprit.exit_code()};
+              culprit.exit_code(), culprit.rank};
     const std::string what = failure->code == ErrorCode::deadline_exceeded
                                  ? " kept the others waiting"
                              : culprit.failed() ? ""
                                                 : " left early (exit code 0)";
-    return {fmt::format("{}{}: {}", culprit.name(), what, text), first.code};
+    return {fmt::format("{}{}: {}", culprit.name(), what, text), first.code, culprit.rank};
   }
 
   // A process that ends like this has not been told to by another.
   static bool is_broken(const Ending& ending) {
     constexpr int kFaults[] = {SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE};
     return std::ranges::find(kFaults, ending.exit_code() - 128) != std::end(kFaults);
+  }
+
+  // What the last line says of the ranks that we stopped. `rank`: the one it is about.
+  std::string stopped_ranks(int rank) const {
+    if (!stopped_others_) return "";
+    const auto stopped =
+        std::ranges::count_if(ended_, [](const auto& entry) { return !entry.second.by_itself; });
+    const auto found = ended_.find(rank);
+    if (found == ended_.end() || found->second.by_itself) return "; the others were stopped";
+    return stopped == 1 ? "; it was stopped" : "; it was stopped, as were others";
   }
 
   Outcome report(const std::optional<Cause>& first) {
@@ -686,7 +704,7 @@ class Attempt {
         break;
       }
     if (first) {
-      say(first->text + (stopped_others_ ? "; the others were stopped" : ""));
+      say(first->text + stopped_ranks(first->rank));
       return {.code = first->code, .again = !told_to_stop_};
     }
     if (interrupted_) {

@@ -135,7 +135,11 @@ bool speaks() {
   return !std::getenv("TUTTI_LAUNCHER") || !rank || std::string_view(rank) == "0";
 }
 
+std::atomic<bool> has_warned{false};
+
 }  // namespace
+
+void leave_unknown_settings_to_workers() { has_warned = true; }
 
 std::vector<std::string> unknown_settings() {
   std::vector<std::string> found;
@@ -180,8 +184,8 @@ Settings read_settings() {
 
 const Settings& settings() {
   static const Settings instance = read_settings();
-  static std::atomic<bool> checked{false};
-  if (!checked.load(std::memory_order_relaxed) && !checked.exchange(true) && speaks()) [[unlikely]]
+  if (!has_warned.load(std::memory_order_relaxed) && !has_warned.exchange(true) && speaks())
+      [[unlikely]]
     for (const std::string& text : unknown_settings()) log(LogLevel::warning, text);
   return instance;
 }

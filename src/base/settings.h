@@ -40,6 +40,10 @@ const Settings& settings();
 // Reads the environment afresh.
 Settings read_settings();
 
+// settings() does not warn in this process: its workers have the same variables, and one of them
+// does.
+void leave_unknown_settings_to_workers();
+
 // A text for each variable in the environment that looks like a setting and is none.
 std::vector<std::string> unknown_settings();
 

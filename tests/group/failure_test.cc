@@ -75,7 +75,7 @@ const Disagreement kDisagreements[] = {
        g.all_reduce(tensors({2, 3}), ReduceOp::SUM, kLong);
      },
      [](const Group& g) { g.all_reduce(floats(2), ReduceOp::SUM, kLong); },
-     "2 tensors, the first float32[2], the others", "all_reduce(float32[2], SUM)"},
+     "all_reduce(2 tensors, the first float32[2], SUM)", "all_reduce(float32[2], SUM)"},
     {"Gather",
      [](const Group& g) {
        std::vector<float> out(g.rank() ? 0 : 6);
@@ -463,15 +463,16 @@ TEST(Leaving, OfOneCopyIsNone) {
 
 TEST(Loss, OfAProcessNamesItAndItsAddress) {
   std::atomic<bool> lost{false};
-  const Groups groups = secluded(3, {.loss = [&](int rank) -> std::string {
-                                   return rank == 2 && lost ? "has died (process 7 is gone)" : "";
-                                 }});
+  const Groups groups =
+      secluded(3, {.loss = [&](int rank) -> std::string {
+                 return rank == 2 && lost ? "is lost: its process 7 has ended" : "";
+               }});
   lost = true;
   // Any rank that waits for another gets the failure.
   std::vector<float> out(3);
   const Caught error = caught([&] { groups[0].recv(out, 1, 0, kLong); });
   EXPECT_EQ(error.code, ErrorCode::unavailable);
-  EXPECT_THAT(error.text, HasSubstr("rank 2 (host:5002) has died (process 7 is gone)"));
+  EXPECT_THAT(error.text, HasSubstr("rank 2 (host:5002) is lost: its process 7 has ended"));
   EXPECT_EQ(caught([&] { groups[1].barrier(kLong); }).code, ErrorCode::unavailable);
 }
 

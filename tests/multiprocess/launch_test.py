@@ -402,14 +402,29 @@ def a_backend_that_cannot_be_had_is_an_error(options):
             job.start([job.program("launch_worker"), "alone"], environment)
             job.all_started()
             expect_error(job, kind, *words)
+    with Job(options) as job:
+        run = job.launch(2, [job.program("launch_worker"), "join"], {"TUTTI_BACKEND": "nccl", "CUDA_VISIBLE_DEVICES": ""})
+        job.wait_for_end()
+        last = job.output(run).strip().splitlines()[-1]
+        check(re.fullmatch(r"tutti run: rank \d \(pid \d+\) exited with 3: TUTTI_BACKEND=nccl: .*no GPU.*", last),
+              f"the last line is {last}")
+
+
+def the_last_line_says_that_a_stuck_rank_was_stopped(options):
+    with Job(options) as job:
+        run = job.launch(3, [job.program("launch_worker"), "stuck"], {"TUTTI_TIMEOUT": "1"})
+        job.wait_for_end()
+        last = job.output(run).strip().splitlines()[-1]
+        check(re.fullmatch(r"tutti run: rank 1 \(pid \d+\) kept the others waiting: .*waited 1 s for rank 1 .*; it was stopped",
+                           last), f"the last line is {last}")
 
 
 def a_misspelled_setting_is_warned_of_once(options):
     with Job(options) as job:
         run = job.launch(3, [job.program("launch_worker"), "join"], {"TUTTI_TIMOUT": "3", "TUTTI_TEST_X": "1"})
         finish(job, 3)
-        warnings = [line for line in job.output(run).splitlines() if line.startswith("[") and "not a setting" in line]
-        check(len(warnings) == 1 and "TUTTI_TIMOUT" in warnings[0] and "mean TUTTI_TIMEOUT?" in warnings[0], warnings)
+        warnings = [line for line in job.output(run).splitlines() if "not a setting" in line]
+        check(len(warnings) == 1 and warnings[0].startswith("[") and "TUTTI_TIMOUT" in warnings[0] and "mean TUTTI_TIMEOUT?" in warnings[0], warnings)
 
 
 CASES = [a_misspelled_setting_is_warned_of_once, a_backend_that_cannot_be_had_is_an_error,
@@ -417,7 +432,8 @@ CASES = [a_misspelled_setting_is_warned_of_once, a_backend_that_cannot_be_had_is
          an_exception_leaves_a_core_dump_if_they_are_on, group_abort_ends_the_job_with_its_reason,
          an_exception_without_a_launcher_aborts, joins_under_tutti_run, lines_come_when_they_are_printed,
          a_crash_loses_no_line, the_last_line_names_the_rank_that_left_early,
-         the_last_line_names_a_rank_that_ends_before_it_joins, joins_without_a_launcher,
+         the_last_line_names_a_rank_that_ends_before_it_joins, the_last_line_says_that_a_stuck_rank_was_stopped,
+         joins_without_a_launcher,
          a_lone_process_is_a_group_of_one, two_groups_alternate_and_fail_apart, the_end_of_a_chain_is_to_blame,
          workers_are_watched_while_they_compute, groups_are_made_and_left_many_times, tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,

@@ -337,6 +337,15 @@ std::string leave_early(int how) {
   return "";
 }
 
+// Rank 1 never comes to what the others wait in.
+std::string stuck() {
+  const Group group = Group::from_environment();
+  group.barrier();
+  if (group.rank() == 1) pause();
+  group.barrier();
+  return "";
+}
+
 // Rank 1 ends the job while the others wait, by an exception that is not caught, or in another way.
 std::string fail(int how) {
   if (how == 1)
@@ -374,6 +383,7 @@ std::string run(const std::string& name, int argument) {
   if (name == "health") return health();
   if (name == "print") return print(argument);
   if (name == "leave_early") return leave_early(argument);
+  if (name == "stuck") return stuck();
   if (name == "fail") return fail(argument);
   throw std::runtime_error("there is no case " + name);
 }

@@ -111,11 +111,7 @@ class Process {
     std::vector<char*> argv, env;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
     for (char** entry = environ; *entry; ++entry)
-      if (!std::string_view(*entry).starts_with("TUTTI_") &&
-          !std::string_view(*entry).starts_with("OMP_NUM_THREADS="))
-        env.push_back(*entry);
-    std::string threads = "OMP_NUM_THREADS=1";  // so that tutti run does not speak of it
-    env.push_back(threads.data());
+      if (!std::string_view(*entry).starts_with("TUTTI_")) env.push_back(*entry);
     for (const std::string& entry : environment) env.push_back(const_cast<char*>(entry.c_str()));
     argv.push_back(nullptr);
     env.push_back(nullptr);

@@ -47,12 +47,8 @@ std::string Description::to_string(bool in_brief) const {
     text += fmt::format("[{} elements]", extents[0]);
   else
     text += fmt::format("[{}]", fmt::join(std::span(extents).first(rank), ", "));
-  // The rest of a list is known by a number that stands for its types and sizes.
-  if (tensors != 1 && in_brief)
-    text = fmt::format("{} tensors", tensors);
-  else if (tensors != 1)
-    text = fmt::format("{} tensors, the first {}, the others {:08x}", tensors, text,
-                       uint32_t(others ^ others >> 32));
+  if (tensors != 1)
+    text = fmt::format("{} tensors{}", tensors, in_brief ? "" : ", the first " + text);
   if (kind == Collective::all_gather && others == kStragglers) text += ", for TUTTI_STRAGGLERS";
   if (others == kGpus) text += ", what each has for a GPU";
   if (place == Place::gpu) text += " on GPUs";
@@ -139,12 +135,14 @@ std::string disagreement(uint64_t number, const std::string& one, const Descript
                          const std::string& other, const Description& others,
                          const std::string& difference) {
   const bool in_brief = !difference.empty();
+  const std::string text = ones.to_string(in_brief), other_text = others.to_string(in_brief);
+  std::string more = in_brief ? "; " + difference : "";
+  if (!in_brief && are_lists(ones, others) && text == other_text)
+    more = "; the lists differ after their first tensor, or in the replicas that they come from";
   return fmt::format(
-      "operation #{}: {} calls {}({}), and {} calls {}({}){}{}; all ranks of a group must call the "
-      "same "
-      "operations in the same order",
-      number, one, name(ones.kind), ones.to_string(in_brief), other, name(others.kind),
-      others.to_string(in_brief), in_brief ? "; " : "", difference);
+      "operation #{}: {} calls {}({}), and {} calls {}({}){}; all ranks of a group must call the "
+      "same operations in the same order",
+      number, one, name(ones.kind), text, other, name(others.kind), other_text, more);
 }
 
 }  // namespace tutti::group

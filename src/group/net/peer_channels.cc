@@ -214,7 +214,7 @@ void PeerChannels::fail_since_lost(const Wait& wait) {
     latch_.fail({reason->rank, reason->code, fmt::format("{}: {}", wait.during(), reason->text)});
   const std::string loss = transport_.loss(outer(wait.peer));
   liveness_.fail(wait.peer, ErrorCode::unavailable,
-                 fmt::format("{}: the connection to {} is lost{}; {}", wait.during(),
+                 fmt::format("{}: {} is lost: the connection to it broke{}; {}", wait.during(),
                              liveness_.name(wait.peer), loss.empty() ? "" : " (" + loss + ")",
                              liveness_.progress(wait.peer, operation_of(wait.peer))));
 }

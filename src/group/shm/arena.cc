@@ -218,7 +218,7 @@ std::byte* PeerArena::map(size_t segment) const {
   if (inode_of(file) != origin_.inode) {
     close(file);
     throw UnavailableError(
-        fmt::format("group: {} is gone: {} is not its shared memory", origin_.name, path));
+        fmt::format("group: {} is lost: {} is not its shared memory", origin_.name, path));
   }
   uint64_t start = 0;
   size_t bytes = origin_.first_segment;

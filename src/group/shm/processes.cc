@@ -66,7 +66,8 @@ class Processes : public PeerMemory, public PeerMonitor {
         throw ResourceExhaustedError(fmt::format("group: cannot watch {}: {}", name(r),
                                                  base::describe_out_of_descriptors(errno)));
       if (process.pidfd < 0)
-        throw UnavailableError(fmt::format("group: {}, process {}, is gone", name(r), process.pid));
+        throw UnavailableError(
+            fmt::format("group: {} is lost: its process {} has ended", name(r), process.pid));
     }
     crowded_ = processes_.size() > cores.count();
   }
@@ -89,7 +90,7 @@ class Processes : public PeerMemory, public PeerMonitor {
     const Process& process = processes_[size_t(rank)];
     pollfd ended{process.pidfd, POLLIN, 0};
     if (process.pidfd < 0 || poll(&ended, 1, 0) <= 0) return {};
-    return fmt::format("has died (process {} is gone)", process.pid);
+    return fmt::format("is lost: its process {} has ended", process.pid);
   }
   std::optional<cluster::Failure> failure() const override {
     return peers_.alarm->load(std::memory_order_acquire) ? peers_.failure() : std::nullopt;
