@@ -37,10 +37,10 @@ std::string called(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + ranges(ranks);
 }
 
-std::string why_apart(const JobLayout::Place& a, const JobLayout::Place& b) {
+std::string why_apart(const JobLayout::Rank& a, const JobLayout::Rank& b) {
   if (a.named || b.named) return "TUTTI_HOST_ID says so";
-  const auto boot = [](const JobLayout::Place& place) {
-    return place.host.substr(0, place.host.find(' '));
+  const auto boot = [](const JobLayout::Rank& rank) {
+    return rank.host.substr(0, rank.host.find(' '));
   };
   return boot(a) == boot(b) ? "one machine, but containers that do not see each other's processes"
                             : "two machines";
@@ -48,7 +48,7 @@ std::string why_apart(const JobLayout::Place& a, const JobLayout::Place& b) {
 
 json describe(const JobLayout& job) {
   std::vector<std::string> names;
-  for (const auto& place : job.ranks) names.push_back(job.network.empty() ? "" : place.host);
+  for (const auto& rank : job.ranks) names.push_back(job.network.empty() ? "" : rank.host);
   const group::GroupTopology layout(names, job.rank);
   const size_t hosts = layout.hosts.size();
   const std::string& asked = base::settings().backend;

@@ -113,7 +113,7 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
     std::lock_guard lock(all.mutex);
     const group::Enqueued operation{{.kind = group::Collective::all_reduce,
                                      .dtype = dtype,
-                                     .place = group::Place::gpu,
+                                     .route = group::Route::gpu,
                                      .op = op,
                                      .tensors = uint32_t(pairs.size()),
                                      .extents = {elements[0]}},

@@ -323,7 +323,7 @@ GpuCollectives::GpuCollectives(Backend& backend, const Gpus& gpus, bool required
 GpuCollectives::~GpuCollectives() = default;
 
 NcclLink* GpuCollectives::link_for(const GpuOperation& operation, std::span<const Piece> list) {
-  if (through_host_ || operation.what.place != Place::gpu) return nullptr;
+  if (through_host_ || operation.what.route != Route::gpu) return nullptr;
   int64_t mine = operation.card;
   std::vector<int64_t> all(size_t(backend_.size()));
   backend_.run(operation.what,

@@ -83,10 +83,10 @@ int card_of(const GroupCall& call, int rank) {
   return uses.in ? in : out;
 }
 
-group::Place place_of(int card, const CommunicationOptions& options) {
-  if (card < 0) return group::Place::host;
-  return options.implementation == CommunicationImplementation::RING ? group::Place::gpu_by_host
-                                                                     : group::Place::gpu;
+group::Route route_of(int card, const CommunicationOptions& options) {
+  if (card < 0) return group::Route::host;
+  return options.implementation == CommunicationImplementation::RING ? group::Route::gpu_by_host
+                                                                     : group::Route::gpu;
 }
 
 // Two buffers of one call may be the same from `allowed` on, or must lie apart.
@@ -342,7 +342,7 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
   const Timeouts timeouts = timeouts_of(options);
   const Step step{what, bytes_of(call)};
   expect_own_process(group::name(call.kind));
-  // `what.place` stays `host`: the peer's side of a message may be in host memory.
+  // `what.route` stays `host`: the peer's side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
     return recorded(sent_, step, [&] { perform(what, card, call, timeouts, sent_); });
@@ -351,7 +351,7 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
     std::lock_guard lock(receiving_);
     return recorded(received_, step, [&] { perform(what, card, call, timeouts, received_); });
   }
-  what.place = place_of(card, options);
+  what.route = route_of(card, options);
   in_order(step, [&] { perform(what, card, call, timeouts, collectives_); });
 }
 
@@ -360,7 +360,7 @@ Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options
   options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
   const int card = card_of(call, rank());
-  what.place = place_of(card, options);
+  what.route = route_of(card, options);
   // The caller's handles may be gone before the operation is done.
   const auto handle = [](const Memory& memory) {
     return memory.tensor ? *memory.tensor : Tensor();
@@ -401,7 +401,7 @@ struct TensorList {
                         tensors[i].dtype(),
                         &tensors[i].shape()});
     for (int r = 0; r < size; ++r) owners.push_back(r);
-    what.place = place_of(card, options);
+    what.route = route_of(card, options);
     check_apart_from_each_other();
   }
   TensorList(const TensorList&) = delete;
@@ -458,7 +458,7 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
                                   const CommunicationOptions& options) {
   options.validate("all_reduce");
   Description what{.kind = Collective::all_reduce,
-                   .place = place_of(reduction.card, options),
+                   .route = route_of(reduction.card, options),
                    .op = reduction.op,
                    .tensors = uint32_t(reduction.pieces.size())};
   if (!reduction.pieces.empty()) {
@@ -477,7 +477,7 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
                                   const CommunicationOptions& options) {
   const GroupCall call{Collective::all_gather, in, out};
   const int card = card_of(call, rank());
-  Description what{.kind = call.kind, .place = place_of(card, options)};
+  Description what{.kind = call.kind, .route = route_of(card, options)};
   what.dtype = in.dtype;
   what.extents = {out.count};
   for (const int64_t count : counts) what.others = base::mixed(what.others + 1, uint64_t(count));

@@ -41,13 +41,13 @@ void abort_job(const std::string& reason);
 
 // Where the ranks of a job are, and what moves data between them.
 struct JobLayout {
-  struct Place {
+  struct Rank {
     std::string address;  // in the cluster
     std::string machine;  // the name that it has for itself
     std::string host;     // ranks with the same share memory
     bool named = false;   // by TUTTI_HOST_ID; else `host` is found out: "BOOT PROCESSES"
   };
-  std::vector<Place> ranks = {};  // empty: this process is alone
+  std::vector<Rank> ranks = {};  // empty: this process is alone
   int rank = 0;
   std::string source = {};     // what describes the job: "TF_CONFIG", "Slurm", ...
   std::string service = {};    // the address of the coordination service

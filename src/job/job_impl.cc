@@ -155,12 +155,12 @@ std::unique_ptr<Backend> Job::new_group(const std::string& purpose) {
     return plan.finish(all);
   }
   Block* const mine = host_peers_.blocks->make(*host_peers_.memory, size());
-  const uint64_t place = host_peers_.memory->place(mine, Block::bytes(size()));
-  const std::vector<std::string> places = introduce(number, std::to_string(place), purpose);
+  const uint64_t position = host_peers_.memory->position(mine, Block::bytes(size()));
+  const std::vector<std::string> positions = introduce(number, std::to_string(position), purpose);
   std::vector<Block*> blocks;
   for (const int r : ranks)
     blocks.push_back(
-        static_cast<Block*>(host_peers_.memory->find(r, std::stoull(places[size_t(r)]))));
+        static_cast<Block*>(host_peers_.memory->find(r, std::stoull(positions[size_t(r)]))));
   return std::make_unique<WindowBackend>("shm", host_peers_, ranks, rank(), blocks);
 }
 

@@ -42,7 +42,7 @@ TEST(Arena, TakesAddressesAsTheyAreNeeded) {
   EXPECT_LE(address_space() - before, 2 * arena.first_segment() + kMebibyte);
   const std::shared_ptr<void> large = arena.allocate(5 * arena.first_segment());
   const size_t with_large = address_space();
-  EXPECT_NE(second.at(arena.place_of(large.get(), 1)), nullptr);
+  EXPECT_NE(second.at(arena.position_of(large.get(), 1)), nullptr);
   EXPECT_GE(address_space() - with_large, 5 * arena.first_segment());
 }
 
@@ -57,11 +57,11 @@ TEST(Arena, PeersFindMemoryInEverySegment) {
   size_t last_segment = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     std::memset(all[i].get(), int(i + 1), 1);
-    const uint64_t place = arena.place_of(all[i].get(), 1);
-    last_segment = std::max(last_segment, segment_of(place));
-    EXPECT_EQ(arena.at(place), all[i].get());
+    const uint64_t position = arena.position_of(all[i].get(), 1);
+    last_segment = std::max(last_segment, segment_of(position));
+    EXPECT_EQ(arena.at(position), all[i].get());
     for (const PeerArena* peer : {&early, &late})
-      EXPECT_EQ(*static_cast<char*>(peer->at(place)), char(i + 1));
+      EXPECT_EQ(*static_cast<char*>(peer->at(position)), char(i + 1));
   }
   EXPECT_GT(last_segment, 0u);
 }
@@ -70,10 +70,10 @@ TEST(Arena, ThreadsOfAPeerMayLookAtANewSegmentAtOnce) {
   Arena& arena = Arena::mine();
   const PeerArena peer(origin());
   const std::shared_ptr<void> data = arena.allocate(9 * arena.first_segment());
-  const uint64_t place = arena.place_of(data.get(), 1);
+  const uint64_t position = arena.position_of(data.get(), 1);
   std::vector<void*> found(4);
   std::vector<std::thread> threads;
-  for (void*& at : found) threads.emplace_back([&] { at = peer.at(place); });
+  for (void*& at : found) threads.emplace_back([&] { at = peer.at(position); });
   for (std::thread& thread : threads) thread.join();
   for (void* const at : found) EXPECT_EQ(at, found[0]);
 }
@@ -82,8 +82,8 @@ TEST(Arena, KnowsWhatIsNotItsOwn) {
   Arena& arena = Arena::mine();
   const std::shared_ptr<void> data = arena.allocate(100);
   int other = 0;
-  EXPECT_EQ(arena.place_of(&other, sizeof(other)), PeerMemory::kUnreachable);
-  EXPECT_EQ(arena.place_of(data.get(), size_t(1) << 50), PeerMemory::kUnreachable);
+  EXPECT_EQ(arena.position_of(&other, sizeof(other)), PeerMemory::kUnreachable);
+  EXPECT_EQ(arena.position_of(data.get(), size_t(1) << 50), PeerMemory::kUnreachable);
 }
 
 TEST(PeerArena, SaysThatDescriptorsAreMissing) {

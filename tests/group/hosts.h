@@ -204,12 +204,12 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
   std::vector<group::NetworkBackend::Plan> plans;
   std::vector<group::Introduction> introductions;
   for (int r = 0; r < n; ++r) {
-    int place = 0;
-    for (int other = 0; other < r; ++other) place += host_of(other) == host_of(r);
+    int index = 0;
+    for (int other = 0; other < r; ++other) index += host_of(other) == host_of(r);
     const auto& here = commons[host_of(r)];
     group::HostPeers host_peers;
     if (std::ranges::count(hosts, hosts[size_t(r)]) > 1)
-      host_peers = {std::make_shared<SecludedMemory>(here, place),
+      host_peers = {std::make_shared<SecludedMemory>(here, index),
                     std::make_shared<group::BlockPool>(), here};
     const auto job = std::make_shared<const group::JobTopology>(group::JobTopology{
         .rank = r,

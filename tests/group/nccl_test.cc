@@ -19,7 +19,7 @@ using detail::Memory;
 using group::Collective;
 using group::Description;
 using group::GpuHello;
-using group::Place;
+using group::Route;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -71,18 +71,18 @@ class GpuRanks : public ::testing::Test {
       ranks.push_back(std::make_unique<group::GpuCollectives>(*backend, fake.gpus, required));
   }
 
-  static Description describe(const GroupCall& call, Place place = Place::gpu) {
+  static Description describe(const GroupCall& call, Route route = Route::gpu) {
     const Memory& memory = call.in.data ? call.in : call.out;
     return {.kind = call.kind,
             .dtype = memory.dtype,
-            .place = place,
+            .route = route,
             .op = call.op,
             .root = call.root,
             .extents = {call.kind == Collective::scatter ? call.out.count : memory.count}};
   }
   void run(size_t rank, const GroupCall& call, group::Timeouts timeouts = {10s, 0s},
-           Place place = Place::gpu) {
-    ranks[rank]->run({{describe(call, place), 1, timeouts}, int(rank)}, call);
+           Route route = Route::gpu) {
+    ranks[rank]->run({{describe(call, route), 1, timeouts}, int(rank)}, call);
   }
   template <class F>
   std::vector<Caught> errors(const F& f) {
@@ -137,23 +137,23 @@ class EveryCollective : public GpuRanks, public ::testing::WithParamInterface<in
  protected:
   EveryCollective() : GpuRanks(GetParam()) {}
 
-  void compare(Place place) {
+  void compare(Route route) {
     for (const DType dtype : kTypes)
       for (const ReduceOp op :
            {ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MIN, ReduceOp::MAX, ReduceOp::PROD}) {
         if (dtype == DType::boolean && op != ReduceOp::MIN && op != ReduceOp::MAX) continue;
         for (const Collective kind :
              {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
-          compare(place, kind, dtype, op);
+          compare(route, kind, dtype, op);
       }
     for (const DType dtype : {DType::boolean, DType::uint16, DType::float64})
       for (const Collective kind :
            {Collective::broadcast, Collective::all_gather, Collective::gather, Collective::scatter,
             Collective::all_to_all})
-        compare(place, kind, dtype, ReduceOp::SUM);
+        compare(route, kind, dtype, ReduceOp::SUM);
   }
 
-  void compare(Place place, Collective kind, DType dtype, ReduceOp op) {
+  void compare(Route route, Collective kind, DType dtype, ReduceOp op) {
     const auto n = int64_t(backends.size());
     for (const int64_t part : {0, 1, 5}) {
       SCOPED_TRACE(std::string(group::name(kind)) + " " + std::string(name(dtype)) + " " +
@@ -186,9 +186,9 @@ class EveryCollective : public GpuRanks, public ::testing::WithParamInterface<in
               op,
               root};
           if (on_gpu)
-            run(r, call, {10s, 0s}, place);
+            run(r, call, {10s, 0s}, route);
           else
-            backends[r]->run(describe(call, Place::host), call, {10s, 0s});
+            backends[r]->run(describe(call, Route::host), call, {10s, 0s});
           if (on_gpu)
             got[r] = out;
           else
@@ -200,12 +200,12 @@ class EveryCollective : public GpuRanks, public ::testing::WithParamInterface<in
 };
 
 TEST_P(EveryCollective, IsTheSameByNcclAndOnTheHost) {
-  compare(Place::gpu);
+  compare(Route::gpu);
   EXPECT_EQ(FakeNccl::instance().opened, GetParam() > 1 ? GetParam() : 0);
 }
 
 TEST_P(EveryCollective, IsTheSameThroughHostMemory) {
-  compare(Place::gpu_by_host);
+  compare(Route::gpu_by_host);
   EXPECT_EQ(FakeNccl::instance().opened, 0);
 }
 
@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(, EveryCollective, ::testing::Values(1, 2, 3, 4));
 
 TEST_F(GpuRanks, ReduceLeavesOfSeveralReplicas) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::int16})
-    for (const Place place : {Place::gpu, Place::gpu_by_host})
+    for (const Route route : {Route::gpu, Route::gpu_by_host})
       for (const ReduceOp op : {ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX}) {
         SCOPED_TRACE(std::string(name(dtype)) + " " + std::string(name(op)));
         const int64_t count = 9;
@@ -240,7 +240,7 @@ TEST_F(GpuRanks, ReduceLeavesOfSeveralReplicas) {
           void* const outputs[] = {a.data(), b.data()};
           const group::Piece piece{std::span(all).subspan(2 * r, 2), outputs, count, dtype};
           const Description what{
-              .kind = Collective::all_reduce, .dtype = dtype, .place = place, .op = op};
+              .kind = Collective::all_reduce, .dtype = dtype, .route = route, .op = op};
           ranks[r]->all_reduce({{what, 1, {10s, 0s}}, int(r)}, {{&piece, 1}, owners, op, int(r)});
           EXPECT_EQ(a, expected);
           EXPECT_EQ(b, expected);
@@ -249,11 +249,11 @@ TEST_F(GpuRanks, ReduceLeavesOfSeveralReplicas) {
 }
 
 TEST_F(GpuRanks, GatherWhatIsUneven) {
-  for (const Place place : {Place::gpu, Place::gpu_by_host})
+  for (const Route route : {Route::gpu, Route::gpu_by_host})
     everywhere([&](size_t r) {
       const std::vector<int64_t> counts{2, 0, 3};
       std::vector<int32_t> in(size_t(counts[r]), int32_t(r) + 1), out(5);
-      const Description what{.kind = Collective::all_gather, .place = place};
+      const Description what{.kind = Collective::all_gather, .route = route};
       ranks[r]->all_gather_uneven({{what, 1, {10s, 0s}}, int(r)},
                                   {in.data(), counts[r], DType::int32},
                                   {out.data(), 5, DType::int32}, counts);
@@ -325,7 +325,7 @@ TEST_F(GpuRanks, DisagreeWhereOneIsInHostMemory) {
     float value = 1;
     const Memory memory{&value, 1, DType::float32};
     const GroupCall call = detail::in_place(Collective::all_reduce, memory, ReduceOp::SUM);
-    if (r == 2) return backends[r]->run(describe(call, Place::host), call, {10s, 0s});
+    if (r == 2) return backends[r]->run(describe(call, Route::host), call, {10s, 0s});
     run(r, call);
   });
   testing::expect_everywhere(all, ErrorCode::invalid_argument, {"float32[1] on GPUs, SUM"});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that are threads but live like processes: they reach only what the group has allocated, by
-// places that mean something to the right rank only. What goes through the window goes there here.
+// positions that mean something to the right rank only. What goes through the window goes there
+// here.
 #pragma once
 
 #include <tutti/group.h>
@@ -67,15 +68,15 @@ class SecludedMemory : public group::PeerMemory {
   SecludedMemory(std::shared_ptr<Commons> commons, int rank)
       : commons_(std::move(commons)), rank_(rank) {}
 
-  uint64_t place(const void* data, size_t bytes) const override {
+  uint64_t position(const void* data, size_t bytes) const override {
     if (!commons_->options().reaches_all && !commons_->holds(data, bytes)) return kUnreachable;
     return reinterpret_cast<uint64_t>(data) | uint64_t(rank_ + 1) << 48;
   }
-  void* find(int rank, uint64_t place) const override {
-    if (place == 0) return nullptr;  // of a tensor without elements
-    if (int(place >> 48) != rank + 1) throw InternalError("found a place of another rank");
+  void* find(int rank, uint64_t position) const override {
+    if (position == 0) return nullptr;  // of a tensor without elements
+    if (int(position >> 48) != rank + 1) throw InternalError("found a position of another rank");
     if (commons_->options().before_find) commons_->options().before_find(rank_);
-    return reinterpret_cast<void*>(place << 16 >> 16);
+    return reinterpret_cast<void*>(position << 16 >> 16);
   }
   std::shared_ptr<void> allocate(size_t bytes) override { return commons_->allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {

@@ -34,7 +34,7 @@ uint64_t Description::hash() const {
   using base::mixed;
   // Products that do not wait for each other.
   const uint64_t call = mixed(uint64_t(kind) | uint64_t(dtype) << 8 | uint64_t(op) << 16 |
-                                  uint64_t(place) << 24 | uint64_t(uint32_t(root)) << 32,
+                                  uint64_t(route) << 24 | uint64_t(uint32_t(root)) << 32,
                               uint64_t(tensors) | uint64_t(rank) << 32);
   const uint64_t shape = mixed(uint64_t(extents[0]), uint64_t(extents[1]));
   return mixed(call ^ std::rotl(shape, 32), mixed(uint64_t(extents[2]), others));
@@ -51,8 +51,8 @@ std::string Description::to_string(bool in_brief) const {
     text = fmt::format("{} tensors{}", tensors, in_brief ? "" : ", the first " + text);
   if (kind == Collective::all_gather && others == kStragglers) text += ", for TUTTI_STRAGGLERS";
   if (others == kGpus) text += ", what each has for a GPU";
-  if (place == Place::gpu) text += " on GPUs";
-  if (place == Place::gpu_by_host) text += " on GPUs, not by NCCL";
+  if (route == Route::gpu) text += " on GPUs";
+  if (route == Route::gpu_by_host) text += " on GPUs, not by NCCL";
   if (kind == Collective::all_reduce || kind == Collective::reduce ||
       kind == Collective::reduce_scatter)
     text += fmt::format(", {}", tutti::name(op));
@@ -127,7 +127,7 @@ std::string first_difference(const std::string& one, std::vector<ListedTensor> o
 }
 
 bool are_lists(const Description& one, const Description& other) {
-  return one.kind == Collective::all_reduce && other.kind == one.kind && one.place == other.place &&
+  return one.kind == Collective::all_reduce && other.kind == one.kind && one.route == other.route &&
          one.tensors > 1 && other.tensors > 1;
 }
 

@@ -20,13 +20,13 @@ using detail::Collective;
 std::string_view name(Collective kind);
 
 // Where an operation's memory is, and what moves it: the group, or NCCL for GPUs if it can.
-enum class Place : uint8_t { host, gpu, gpu_by_host };
+enum class Route : uint8_t { host, gpu, gpu_by_host };
 
 // What all ranks must say alike. Plain bytes, since it lies where other processes read it.
 struct Description {
   Collective kind = Collective::barrier;
   DType dtype = DType::float32;
-  Place place = Place::host;
+  Route route = Route::host;
   ReduceOp op = ReduceOp::SUM;
   int32_t root = -1;
   uint32_t tensors = 1;
@@ -51,7 +51,7 @@ struct Piece {
   int64_t count;
   DType dtype;
   const Shape* shape = nullptr;  // for errors; null: [count]
-  int64_t number = -1;           // in the caller's list; -1: its place among the pieces
+  int64_t number = -1;           // in the caller's list; -1: its index among the pieces
 };
 
 // A tensor of a list, as ranks show it to each other once they know that their lists differ. Plain

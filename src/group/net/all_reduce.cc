@@ -80,9 +80,9 @@ class Sums {
   // A leaf's data in this process's reach: its own, or what is shown in the window.
   const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown) const {
     const FlatView& view = layout_.view();
-    if (!window_) return bytes_of(part.piece.inputs[view.place(leaf)]) + part.first;
+    if (!window_) return bytes_of(part.piece.inputs[view.index_in_rank(leaf)]) + part.first;
     const int local = int(topology_.local_index(view.owner(leaf)));
-    return window_->shown(local, shown.bytes) + view.place(leaf) * shown.stride +
+    return window_->shown(local, shown.bytes) + view.index_in_rank(leaf) * shown.stride +
            (part.at - shown.base);
   }
   TreeSum& sum_of(DType dtype) {

@@ -12,9 +12,9 @@ void NetworkCollectives::all_to_all(const GroupCall& call) {
     source = copy.data();
   }
   const auto part = [&](int peer) { return source + size_t(peer) * bytes; };
-  const auto place = [&](int peer) { return bytes_of(call.out.data) + size_t(peer) * bytes; };
-  exchange(bytes, others_, part, others_, place);
-  copy_bytes(place(channels_.rank()), part(channels_.rank()), bytes);
+  const auto target = [&](int peer) { return bytes_of(call.out.data) + size_t(peer) * bytes; };
+  exchange(bytes, others_, part, others_, target);
+  copy_bytes(target(channels_.rank()), part(channels_.rank()), bytes);
 }
 
 }  // namespace tutti::group

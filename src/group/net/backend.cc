@@ -25,15 +25,15 @@ std::vector<std::string> hosts_of(const JobTopology& job, const std::vector<int>
   return hosts;
 }
 
-int place_of(const std::vector<int>& ranks, int rank) {
+int index_of(const std::vector<int>& ranks, int rank) {
   return int(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
-// The place of a rank of the job among those on this host.
-int place_on_host(const JobTopology& job, int rank) {
-  int place = 0;
-  for (int r = 0; r < rank; ++r) place += job.hosts[size_t(r)] == job.hosts[size_t(job.rank)];
-  return place;
+// The index of a rank of the job among those on this host.
+int index_on_host(const JobTopology& job, int rank) {
+  int index = 0;
+  for (int r = 0; r < rank; ++r) index += job.hosts[size_t(r)] == job.hosts[size_t(job.rank)];
+  return index;
 }
 
 // All ranks of the job.
@@ -46,7 +46,7 @@ class JobMonitor : public PeerMonitor {
   std::string loss(int rank) const override {
     const bool is_local = job_->hosts[size_t(rank)] == job_->hosts[size_t(job_->rank)];
     return is_local && rank != job_->rank
-               ? job_->host_peers.monitor->loss(place_on_host(*job_, rank))
+               ? job_->host_peers.monitor->loss(index_on_host(*job_, rank))
                : "";
   }
   std::optional<cluster::Failure> failure() const override {
@@ -66,14 +66,14 @@ class JobMonitor : public PeerMonitor {
 NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job, std::vector<int> ranks)
     : job_(std::move(job)),
       ranks_(std::move(ranks)),
-      topology_(hosts_of(*job_, ranks_), place_of(ranks_, job_->rank)) {
+      topology_(hosts_of(*job_, ranks_), index_of(ranks_, job_->rank)) {
   const HostPeers& host_peers = job_->host_peers;
   introduction_ = {0, job_->control->new_group_id()};
   const int here = int(topology_.local_ranks().size());
   if (here == 1) return;
   const size_t extra = topology_.leads() ? staging_bytes() : 0;
   Block* const block = host_peers.blocks->make(*host_peers.memory, here, extra);
-  introduction_.block = host_peers.memory->place(block, Block::bytes(here) + extra);
+  introduction_.block = host_peers.memory->position(block, Block::bytes(here) + extra);
 }
 
 std::unique_ptr<Backend> NetworkBackend::Plan::finish(std::span<const Introduction> all) const {
@@ -81,7 +81,7 @@ std::unique_ptr<Backend> NetworkBackend::Plan::finish(std::span<const Introducti
   if (topology_.local_ranks().size() > 1)
     for (const int r : topology_.local_ranks())
       blocks.push_back(static_cast<Block*>(job_->host_peers.memory->find(
-          place_on_host(*job_, ranks_[size_t(r)]), all[size_t(r)].block)));
+          index_on_host(*job_, ranks_[size_t(r)]), all[size_t(r)].block)));
   return std::unique_ptr<Backend>(
       new NetworkBackend(*this, uint32_t(all[0].id), std::move(blocks)));
 }
@@ -104,7 +104,7 @@ FailureLatch& NetworkBackend::connect_host(const std::vector<Block*>& blocks) {
   const std::vector<int>& local = topology_.local_ranks();
   const auto monitor =
       std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_, local);
-  return window_.emplace(place_of(local, topology_.rank), blocks, monitor, job_->control.get())
+  return window_.emplace(index_of(local, topology_.rank), blocks, monitor, job_->control.get())
       .latch();
 }
 

@@ -28,7 +28,7 @@ struct JobTopology {
 
 // What a rank tells the others of a new group.
 struct Introduction {
-  uint64_t block;  // its place, for those on the same host
+  uint64_t block;  // its position, for those on the same host
   uint64_t id;     // that of the first rank counts
 };
 

@@ -9,11 +9,11 @@ void NetworkCollectives::broadcast(const GroupCall& call) {
   std::byte* const data = bytes_of(call.out.data);
   const size_t bytes = size_in_bytes(call.out);
   if (bytes > kSmallMessage && channels_.size() > 2) return broadcast_large(data, bytes, call.root);
-  const auto place = [&](int) { return data; };
+  const auto target = [&](int) { return data; };
   if (is_root(call))
-    exchange(bytes, others_, place, {}, place);
+    exchange(bytes, others_, target, {}, target);
   else
-    exchange(bytes, {}, place, {&call.root, 1}, place);
+    exchange(bytes, {}, target, {&call.root, 1}, target);
 }
 
 // The root's host has it from the root, every other one from its leader. The leaders take turns at

@@ -77,10 +77,10 @@ class NetworkCollectives {
   void reduce_scatter(const GroupCall& call);
 
   // Sends `bytes` from part(peer) to each of `to`, and receives as many from each of `from`, to
-  // place(peer).
-  template <class Part, class Place>
+  // target(peer).
+  template <class Part, class Target>
   void exchange(size_t bytes, std::span<const int> to, const Part& part, std::span<const int> from,
-                const Place& place) {
+                const Target& target) {
     if (bytes <= kSmallMessage) {
       channels_.shake_hands(
           others_,
@@ -90,12 +90,12 @@ class NetworkCollectives {
             return bytes;
           },
           window_);
-      for (const int peer : from) copy_bytes(place(peer), channels_.told(peer), bytes);
+      for (const int peer : from) copy_bytes(target(peer), channels_.told(peer), bytes);
       return;
     }
     channels_.shake_hands(others_, window_);
     PeerChannels::Transfers transfers(channels_);
-    for (const int peer : from) transfers.receive(peer, MessageKind::data, place(peer), bytes);
+    for (const int peer : from) transfers.receive(peer, MessageKind::data, target(peer), bytes);
     for (const int peer : to) transfers.send(peer, MessageKind::data, part(peer), bytes);
     transfers.wait_all();
   }

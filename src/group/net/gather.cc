@@ -16,21 +16,21 @@ void NetworkCollectives::gather(const GroupCall& call) {
     return all_gather(in, out, starts);
   }
   const std::span<const int> all = others_, root(&call.root, 1), none;
-  const auto place = [&](int peer) { return out + size_t(peer) * bytes; };
+  const auto target = [&](int peer) { return out + size_t(peer) * bytes; };
   exchange(
       bytes,
       to_all   ? all
       : wanted ? none
                : root,
-      [&](int) { return in; }, wanted ? all : none, place);
-  if (wanted) copy_bytes(place(channels_.rank()), in, bytes);
+      [&](int) { return in; }, wanted ? all : none, target);
+  if (wanted) copy_bytes(target(channels_.rank()), in, bytes);
 }
 // A rank sends its part once to each other host, to one rank there. The ranks of a host then show
 // each other what they received, one part of each at a time.
 void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
                                     std::span<const size_t> starts) {
   const int me = channels_.rank();
-  const size_t my_place = topology_.local_index(me);
+  const size_t my_index = topology_.local_index(me);
   const auto bytes_of_part = [&](int rank) {
     return starts[size_t(rank) + 1] - starts[size_t(rank)];
   };
@@ -40,7 +40,7 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
   for (const int r : all_ranks_)
     if (topology_.host_of[size_t(r)] != topology_.my_host() && bytes_of_part(r))
       parts[topology_.local_index(topology_.receiver_for(r, topology_.my_host()))].push_back(r);
-  const std::vector<int>& mine = parts[my_place];
+  const std::vector<int>& mine = parts[my_index];
 
   channels_.shake_hands(others_, window_);
   PeerChannels::Transfers transfers(channels_);
@@ -66,12 +66,12 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
       const auto now = [&](size_t k) {
         return bytes(k) <= at ? 0 : std::min(kArea, bytes(k) - at);
       };
-      const auto place = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
-      if (now(my_place)) copy_bytes(window_->mine(kArea), place(my_place), now(my_place));
+      const auto target = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
+      if (now(my_index)) copy_bytes(window_->mine(kArea), target(my_index), now(my_index));
       transfers.progress();  // what is under way must not wait for the window
       window_->next_phase();
       for (size_t k = 0; k < parts.size(); ++k)
-        if (k != my_place && now(k)) copy_bytes(place(k), window_->shown(int(k), kArea), now(k));
+        if (k != my_index && now(k)) copy_bytes(target(k), window_->shown(int(k), kArea), now(k));
     }
   }
   transfers.wait_all();

@@ -9,9 +9,9 @@ void NetworkCollectives::scatter(const GroupCall& call) {
   const auto part = [&](int peer) {
     return bytes_of(static_cast<const void*>(call.in.data)) + size_t(peer) * bytes;
   };
-  const auto place = [&](int) { return out; };
-  if (!is_root(call)) return exchange(bytes, {}, part, {&call.root, 1}, place);
-  exchange(bytes, others_, part, {}, place);
+  const auto target = [&](int) { return out; };
+  if (!is_root(call)) return exchange(bytes, {}, part, {&call.root, 1}, target);
+  exchange(bytes, others_, part, {}, target);
   copy_bytes(out, part(call.root), bytes);
 }
 

@@ -32,8 +32,8 @@ class FlatView {
  public:
   FlatView(const LeafReduction& reduction, int rank, int ranks) : reduction_(reduction) {
     std::vector<int> leaves(size_t(ranks), 0);
-    place_.reserve(reduction.owners.size());
-    for (const int owner : reduction.owners) place_.push_back(leaves[size_t(owner)]++);
+    indices_.reserve(reduction.owners.size());
+    for (const int owner : reduction.owners) indices_.push_back(leaves[size_t(owner)]++);
     most_leaves_ = size_t(*std::ranges::max_element(leaves));
     mine_ = size_t(leaves[size_t(rank)]);
     starts_.reserve(reduction.pieces.size() + 1);
@@ -56,7 +56,8 @@ class FlatView {
   size_t outputs() const { return outputs_; }  // of this rank, at most
   size_t widest() const { return widest_; }    // bytes of results per byte, at most
   int owner(size_t leaf) const { return reduction_.owners[leaf]; }
-  size_t place(size_t leaf) const { return size_t(place_[leaf]); }  // among those of its owner
+  // Among the leaves of its owner.
+  size_t index_in_rank(size_t leaf) const { return size_t(indices_[leaf]); }
   size_t leaves() const { return reduction_.owners.size(); }
 
   struct Part {
@@ -124,7 +125,7 @@ class FlatView {
 
  private:
   const LeafReduction& reduction_;
-  std::vector<int> place_;
+  std::vector<int> indices_;
   std::vector<size_t> starts_;
   size_t most_leaves_ = 1, mine_ = 1, outputs_ = 0, widest_ = 1;
   mutable std::vector<const void*> inputs_now_;

@@ -22,7 +22,7 @@ void SharedMemoryCollectives::all_at_once(const FlatView& view) {
   view.combine(
       0, end,
       [&](size_t leaf, const FlatView::Part& part) {
-        return window_.shown(view.owner(leaf), shown) + view.place(leaf) * end + part.at;
+        return window_.shown(view.owner(leaf), shown) + view.index_in_rank(leaf) * end + part.at;
       },
       [&](const FlatView::Part& part, std::vector<void*>& outputs) {
         view.add_my_outputs(part, outputs);
@@ -44,7 +44,7 @@ void SharedMemoryCollectives::in_place(const FlatView& view) {
     for (const Piece& piece : pieces) {
       const auto add = [&](const void* data, DType dtype) {
         const size_t bytes = size_t(piece.count) * size_of(dtype);
-        *to = bytes ? memory_.place(data, bytes) : 0;
+        *to = bytes ? memory_.position(data, bytes) : 0;
         reachable &= *to++ != PeerMemory::kUnreachable;
       };
       for (const void* input : piece.inputs) add(input, piece.dtype);
@@ -64,7 +64,7 @@ void SharedMemoryCollectives::in_place(const FlatView& view) {
   const int n = window_.size(), me = window_.rank();
   const size_t share = rounded_up((view.bytes() + size_t(n) - 1) / size_t(n));
   const size_t begin = std::min(view.bytes(), share * size_t(me));
-  const auto place_of = [&](int rank, size_t piece, size_t column) {
+  const auto position_of = [&](int rank, size_t piece, size_t column) {
     const auto* t = reinterpret_cast<const uint64_t*>(window_.shown(rank, kArea));
     return t[2 + piece * (t[0] + t[1]) + column];
   };
@@ -75,15 +75,17 @@ void SharedMemoryCollectives::in_place(const FlatView& view) {
       begin, std::min(view.bytes(), begin + share),
       [&](size_t leaf, const FlatView::Part& part) {
         const int owner = view.owner(leaf);
-        return bytes_of(memory_.find(owner, place_of(owner, part.index, view.place(leaf)))) +
+        return bytes_of(
+                   memory_.find(owner, position_of(owner, part.index, view.index_in_rank(leaf)))) +
                part.first;
       },
       [&](const FlatView::Part& part, std::vector<void*>& to) {
         for (int r = 0; r < n; ++r)
           for (size_t k = 0; k < count_of(r, 1); ++k)
-            if (const uint64_t place = place_of(r, part.index, count_of(r, 0) + k);
-                place != PeerMemory::kUnreachable)
-              to.push_back(bytes_of(memory_.find(r, place)) + part.result_at(view.reduction().op));
+            if (const uint64_t position = position_of(r, part.index, count_of(r, 0) + k);
+                position != PeerMemory::kUnreachable)
+              to.push_back(bytes_of(memory_.find(r, position)) +
+                           part.result_at(view.reduction().op));
       });
   touch.end();
   window_.next_phase();
@@ -113,8 +115,9 @@ void SharedMemoryCollectives::through_window(const FlatView& view) {
         begin, stop,
         [&](size_t leaf, const FlatView::Part& part) -> const std::byte* {
           const int owner = view.owner(leaf);
-          if (owner == me) return bytes_of(part.piece.inputs[view.place(leaf)]) + part.first;
-          return window_.shown(owner, kArea) + view.place(leaf) * chunk + (part.at - at);
+          if (owner == me)
+            return bytes_of(part.piece.inputs[view.index_in_rank(leaf)]) + part.first;
+          return window_.shown(owner, kArea) + view.index_in_rank(leaf) * chunk + (part.at - at);
         },
         [&](const FlatView::Part& part, std::vector<void*>& outputs) {
           outputs.push_back(results + (part.at - at) * wide);

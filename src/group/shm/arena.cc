@@ -123,39 +123,39 @@ uint64_t Arena::take(size_t bytes, size_t alignment) {
     grow(bytes);
     found = find();
   }
-  const auto [place, room] = *found;
-  const uint64_t start = rounded_up(place, alignment);
+  const auto [position, room] = *found;
+  const uint64_t start = rounded_up(position, alignment);
   free_.erase(found);
-  if (start > place) free_[place] = start - place;
-  if (place + room > start + bytes) free_[start + bytes] = place + room - (start + bytes);
+  if (start > position) free_[position] = start - position;
+  if (position + room > start + bytes) free_[start + bytes] = position + room - (start + bytes);
   used_ += bytes;
   kept_ -= std::min(kept_, bytes);
   return start;
 }
 
-void Arena::give_back(uint64_t place, size_t bytes) {
+void Arena::give_back(uint64_t position, size_t bytes) {
   if (base::is_forked_child()) return;  // it is the parent's
   std::lock_guard lock(mutex_);
   if (abandoned_) return;
   used_ -= bytes;
   kept_ += bytes;
   if (kept_ > kKeep) {
-    drop_pages(place, bytes);
+    drop_pages(position, bytes);
     kept_ -= bytes;
   }
-  auto next = free_.lower_bound(place);
-  if (next != free_.end() && next->first == place + bytes) {
+  auto next = free_.lower_bound(position);
+  if (next != free_.end() && next->first == position + bytes) {
     bytes += next->second;
     next = free_.erase(next);
   }
   if (next != free_.begin()) {
     const auto before = std::prev(next);
-    if (before->first + before->second == place) {
+    if (before->first + before->second == position) {
       before->second += bytes;
       return;
     }
   }
-  free_[place] = bytes;
+  free_[position] = bytes;
 }
 
 void Arena::abandon() {
@@ -163,8 +163,8 @@ void Arena::abandon() {
   abandoned_ = true;
 }
 
-void Arena::drop_pages(uint64_t place, size_t bytes) {
-  const uint64_t offset = segments_[segment_of(place)].start + offset_of(place);
+void Arena::drop_pages(uint64_t position, size_t bytes) {
+  const uint64_t offset = segments_[segment_of(position)].start + offset_of(position);
   const uint64_t begin = rounded_up(offset, kPage), end = (offset + bytes) / kPage * kPage;
   if (begin < end)
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(end - begin));
@@ -172,15 +172,15 @@ void Arena::drop_pages(uint64_t place, size_t bytes) {
 
 std::shared_ptr<void> Arena::allocate(size_t bytes) {
   bytes = rounded_up(std::max<size_t>(bytes, 1), kLine);
-  const uint64_t place = take(bytes, bytes >= kPage ? kPage : kLine);
-  return {at(place), [this, place, bytes](void*) { give_back(place, bytes); }};
+  const uint64_t position = take(bytes, bytes >= kPage ? kPage : kLine);
+  return {at(position), [this, position, bytes](void*) { give_back(position, bytes); }};
 }
 
 std::shared_ptr<void> Arena::allocate_zeroed(size_t bytes) {
   bytes = rounded_up(std::max<size_t>(bytes, 1), kPage);
-  const uint64_t place = take(bytes, kPage);
-  drop_pages(place, bytes);
-  return {at(place), [this, place, bytes](void*) { give_back(place, bytes); }};
+  const uint64_t position = take(bytes, kPage);
+  drop_pages(position, bytes);
+  return {at(position), [this, position, bytes](void*) { give_back(position, bytes); }};
 }
 
 PeerArena::PeerArena(Origin origin) : origin_(std::move(origin)) { map(0); }

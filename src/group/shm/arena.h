@@ -3,7 +3,7 @@
 //
 // One memfd for all groups: it has no name, so nothing is left when the process is killed, and it
 // does not count against /dev/shm. It grows by segments, as they are needed; pages come when they
-// are touched. A place is (segment, offset); a peer maps a segment when it first looks there.
+// are touched. A position is (segment, offset); a peer maps a segment when it first looks there.
 #pragma once
 
 #include <sys/types.h>
@@ -22,11 +22,11 @@
 namespace tutti::group {
 
 constexpr size_t kMostSegments = 64;  // each as large as all before it, if there is room
-constexpr int kOffsetBits = 58;       // of a place; the segment is in the bits above
+constexpr int kOffsetBits = 58;       // of a position; the segment is in the bits above
 
-constexpr size_t segment_of(uint64_t place) { return size_t(place >> kOffsetBits); }
-constexpr size_t offset_of(uint64_t place) {
-  return size_t(place & ((uint64_t{1} << kOffsetBits) - 1));
+constexpr size_t segment_of(uint64_t position) { return size_t(position >> kOffsetBits); }
+constexpr size_t offset_of(uint64_t position) {
+  return size_t(position & ((uint64_t{1} << kOffsetBits) - 1));
 }
 
 // Safe to use from any thread.
@@ -38,7 +38,7 @@ class Arena {
   int fd() const { return fd_; }
   size_t first_segment() const { return segments_[0].bytes; }
   // PeerMemory::kUnreachable if it is not in this arena.
-  uint64_t place_of(const void* data, size_t bytes) const {
+  uint64_t position_of(const void* data, size_t bytes) const {
     const size_t count = count_.load(std::memory_order_acquire);
     for (size_t i = 0; i < count; ++i) {
       const size_t offset = size_t(static_cast<const std::byte*>(data) - segments_[i].base);
@@ -47,8 +47,8 @@ class Arena {
     }
     return PeerMemory::kUnreachable;
   }
-  std::byte* at(uint64_t place) const {
-    return segments_[segment_of(place)].base + offset_of(place);
+  std::byte* at(uint64_t position) const {
+    return segments_[segment_of(position)].base + offset_of(position);
   }
 
   // From now on nothing that is given back is used again.
@@ -68,14 +68,14 @@ class Arena {
   Arena();
   uint64_t take(size_t bytes, size_t alignment);
   void grow(size_t bytes);
-  void give_back(uint64_t place, size_t bytes);
-  void drop_pages(uint64_t place, size_t bytes);
+  void give_back(uint64_t position, size_t bytes);
+  void drop_pages(uint64_t position, size_t bytes);
 
   int fd_ = -1;
   std::array<Segment, kMostSegments> segments_;
   std::atomic<size_t> count_{0};  // of segments, which never change once they are there
   std::mutex mutex_;
-  std::map<uint64_t, size_t> free_;  // place to bytes, no two of them adjacent
+  std::map<uint64_t, size_t> free_;  // position to bytes, no two of them adjacent
   size_t used_ = 0, limit_ = 0;
   bool abandoned_ = false;
   size_t kept_ = 0;  // bytes given back whose pages are still there, at most
@@ -99,11 +99,11 @@ class PeerArena {
   ~PeerArena();
   PeerArena(const PeerArena&) = delete;
 
-  void* at(uint64_t place) const {
-    std::byte* base = segments_[segment_of(place)].load(std::memory_order_acquire);
+  void* at(uint64_t position) const {
+    std::byte* base = segments_[segment_of(position)].load(std::memory_order_acquire);
     if (!base) [[unlikely]]
-      base = map(segment_of(place));
-    return base + offset_of(place);
+      base = map(segment_of(position));
+    return base + offset_of(position);
   }
 
  private:

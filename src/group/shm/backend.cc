@@ -9,9 +9,11 @@ class WindowBackend::Subset : public PeerMemory {
   Subset(std::shared_ptr<PeerMemory> all, std::vector<int> ranks)
       : all_(std::move(all)), ranks_(std::move(ranks)) {}
 
-  uint64_t place(const void* data, size_t bytes) const override { return all_->place(data, bytes); }
-  void* find(int rank, uint64_t place) const override {
-    return all_->find(ranks_[size_t(rank)], place);
+  uint64_t position(const void* data, size_t bytes) const override {
+    return all_->position(data, bytes);
+  }
+  void* find(int rank, uint64_t position) const override {
+    return all_->find(ranks_[size_t(rank)], position);
   }
   std::shared_ptr<void> allocate(size_t bytes) override { return all_->allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
@@ -37,13 +39,13 @@ WindowBackend::~WindowBackend() = default;
 
 std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Timeouts timeouts) {
   Block* const mine = host_peers_.blocks->make(*subset_, int(ranks.size()));
-  uint64_t place = subset_->place(mine, Block::bytes(int(ranks.size())));
-  std::vector<uint64_t> places(ranks_.size());
+  uint64_t position = subset_->position(mine, Block::bytes(int(ranks.size())));
+  std::vector<uint64_t> positions(ranks_.size());
   const Description what{.kind = Collective::split};
   algorithms_.run(what,
                   {Collective::split,
-                   {&place, 1, DType::uint64},
-                   {places.data(), int64_t(places.size()), DType::uint64}},
+                   {&position, 1, DType::uint64},
+                   {positions.data(), int64_t(positions.size()), DType::uint64}},
                   timeouts);
   std::vector<int> outer;
   std::vector<Block*> blocks;
@@ -51,7 +53,7 @@ std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Timeou
   for (const int r : ranks) {
     if (r == window_.rank()) rank = int(outer.size());
     outer.push_back(ranks_[size_t(r)]);
-    blocks.push_back(static_cast<Block*>(subset_->find(r, places[size_t(r)])));
+    blocks.push_back(static_cast<Block*>(subset_->find(r, positions[size_t(r)])));
   }
   return std::make_unique<WindowBackend>(name_, host_peers_, std::move(outer), rank,
                                          std::move(blocks));

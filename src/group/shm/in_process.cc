@@ -17,10 +17,10 @@ class Threads : public PeerMemory, public PeerMonitor {
  public:
   explicit Threads(int n) : n_(n) {}
 
-  uint64_t place(const void* data, size_t) const override {
+  uint64_t position(const void* data, size_t) const override {
     return reinterpret_cast<uint64_t>(data);
   }
-  void* find(int, uint64_t place) const override { return reinterpret_cast<void*>(place); }
+  void* find(int, uint64_t position) const override { return reinterpret_cast<void*>(position); }
   std::shared_ptr<void> allocate(size_t bytes) override {
     void* const memory = ::operator new(bytes, std::align_val_t(kLine), std::nothrow);
     if (!memory)

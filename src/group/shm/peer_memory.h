@@ -20,9 +20,9 @@ class PeerMemory {
   virtual ~PeerMemory() = default;
   // Where [data, data + bytes) is, in words that any rank understands; kUnreachable if only this
   // one can get there.
-  virtual uint64_t place(const void* data, size_t bytes) const = 0;
+  virtual uint64_t position(const void* data, size_t bytes) const = 0;
   // That memory of `rank`, as this rank reaches it.
-  virtual void* find(int rank, uint64_t place) const = 0;
+  virtual void* find(int rank, uint64_t position) const = 0;
   // Memory that all reach. Zeroed memory starts on a page.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   virtual std::shared_ptr<void> allocate_zeroed(size_t bytes) = 0;

@@ -72,12 +72,12 @@ class Processes : public PeerMemory, public PeerMonitor {
     crowded_ = processes_.size() > cores.count();
   }
 
-  uint64_t place(const void* data, size_t bytes) const override {
-    return Arena::mine().place_of(data, bytes);
+  uint64_t position(const void* data, size_t bytes) const override {
+    return Arena::mine().position_of(data, bytes);
   }
-  void* find(int rank, uint64_t place) const override {
-    if (rank == peers_.rank) return Arena::mine().at(place);
-    return processes_[size_t(rank)].arena->at(place);
+  void* find(int rank, uint64_t position) const override {
+    if (rank == peers_.rank) return Arena::mine().at(position);
+    return processes_[size_t(rank)].arena->at(position);
   }
   std::shared_ptr<void> allocate(size_t bytes) override { return Arena::mine().allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
@@ -114,8 +114,8 @@ class Processes : public PeerMemory, public PeerMonitor {
     std::unique_ptr<PeerArena> arena;  // none of this process
   };
 
-  std::string name(size_t place) const {
-    return rank_name(peers_.ranks[place], peers_.addresses[place]);
+  std::string name(size_t index) const {
+    return rank_name(peers_.ranks[index], peers_.addresses[index]);
   }
 
   const HostProcesses peers_;

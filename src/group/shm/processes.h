@@ -31,7 +31,7 @@ ShmHello shm_hello(const std::string& host);
 std::string this_host();
 
 struct HostProcesses {
-  int rank;                            // the place of this one among them
+  int rank;                            // the index of this one among them
   std::vector<int> ranks;              // of the job
   std::vector<std::string> addresses;  // and what follows, in the order of `ranks`
   std::vector<ShmHello> hellos;

@@ -90,8 +90,8 @@ void Window::next_phase(uint32_t flag) {
 }
 
 void Window::disagree(int other) {
-  // Only the first phase of an operation can bring this, so its description is in this phase's
-  // place.
+  // Only the first phase of an operation can bring this, so its description is in this
+  // phase's slot.
   const Description& theirs = blocks_[size_t(other)]->descriptions[phase_ & 1];
   const std::string difference = compare_lists(other, theirs);
   const std::string me = liveness_.name(rank_), peer = liveness_.name(other);

@@ -47,8 +47,8 @@ class Window {
   void begin(const Description& what, Timeouts timeouts, std::span<const Piece> list = {});
 
   // Where to write up to `bytes` for the next phase, and what `rank` has shown in this one.
-  std::byte* mine(size_t bytes) { return place(rank_, phase_ + 1, bytes); }
-  const std::byte* shown(int rank, size_t bytes) const { return place(rank, phase_, bytes); }
+  std::byte* mine(size_t bytes) { return memory_of(rank_, phase_ + 1, bytes); }
+  const std::byte* shown(int rank, size_t bytes) const { return memory_of(rank, phase_, bytes); }
   uint32_t flag(int rank) const { return slot(rank, phase_).flag; }
 
   // Shows what was written, and waits until all ranks have shown theirs.
@@ -87,7 +87,7 @@ class Window {
   struct Wait;
 
   Slot& slot(int rank, uint32_t phase) const { return blocks_[size_t(rank)]->slots[phase & 1]; }
-  std::byte* place(int rank, uint32_t phase, size_t bytes) const {
+  std::byte* memory_of(int rank, uint32_t phase, size_t bytes) const {
     return bytes <= sizeof(Slot::few) ? slot(rank, phase).few
                                       : blocks_[size_t(rank)]->areas[phase & 1];
   }

@@ -74,11 +74,11 @@ void make_fast(int socket) {
 }
 
 // Where a rank listens, as its address tells the others: "host port secret".
-struct Place {
+struct PeerAddress {
   std::string host, port;
   Secret secret;
 
-  explicit Place(const std::string& text) {
+  explicit PeerAddress(const std::string& text) {
     std::istringstream words(text);
     std::string hex;
     words >> host >> port >> hex;
@@ -133,7 +133,7 @@ class TcpEndpoint : public Endpoint {
     const auto until = Clock::now() + std::min(timeout_, kYear);  // which may be the largest
     std::vector<File> files(addresses.size());
     for (int r = 0; r < rank; ++r)
-      files[size_t(r)] = call(Place(addresses[size_t(r)]),
+      files[size_t(r)] = call(PeerAddress(addresses[size_t(r)]),
                               {.to = uint32_t(r), .from = uint32_t(rank)}, until, check);
     answer(files, uint32_t(rank), until, check);
     listener_ = File();
@@ -149,16 +149,16 @@ class TcpEndpoint : public Endpoint {
     size_t got = 0;
   };
 
-  static File call(const Place& place, Hello hello, Clock::time_point until,
+  static File call(const PeerAddress& peer, Hello hello, Clock::time_point until,
                    const std::function<void()>& check) {
-    hello.secret = place.secret;
+    hello.secret = peer.secret;
     const auto fail = [&](int error) {
       throw UnavailableError(fmt::format(
           "tcp: rank {} cannot be reached from rank {} at {}:{}: {}; are their interfaces in one "
           "network, and no firewall between them? TUTTI_INTERFACES names those to use",
-          hello.to, hello.from, place.host, place.port, problem(error)));
+          hello.to, hello.from, peer.host, peer.port, problem(error)));
     };
-    const Addresses all = resolved(place.host, place.port, AI_NUMERICHOST | AI_NUMERICSERV);
+    const Addresses all = resolved(peer.host, peer.port, AI_NUMERICHOST | AI_NUMERICSERV);
     File file(socket(all->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!file) no_more_files(errno);
     if (::connect(file.get(), all->ai_addr, all->ai_addrlen) != 0 && errno != EINPROGRESS)
