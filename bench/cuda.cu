@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions across logical GPUs of one card, beside what the card can do: one table.
+// Reductions across logical GPUs of one physical GPU, beside what the GPU can do: one table.
 //
 //   cuda [--rounds N] [--json FILE]
 //
-// copy: cudaMemcpyAsync of 256 MiB within the card. Bandwidths count every byte read and every byte
+// copy: cudaMemcpyAsync of 256 MiB within the GPU. Bandwidths count every byte read and every byte
 // written, so that 1.00 is the speed of a copy. Tutti's include the call, the checks and the
 // result's memory. enqueue: the time that the calling thread spends, beside that of launching an
 // empty kernel.

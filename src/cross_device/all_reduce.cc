@@ -22,7 +22,7 @@ namespace {
 
 using cross_device::PackingOptions;
 
-// NCCL reduces between GPUs, one replica on each. GPUs of one card are none.
+// NCCL reduces between GPUs, one replica on each. GPUs of one physical GPU are none.
 void check_nccl(std::span<const ValueDestinationPair> pairs) {
   const auto device_of = [](const Value& v) {
     return &detail::TensorAccess::device(v.is_sparse() ? v.slices().values : v.tensor());
@@ -30,7 +30,7 @@ void check_nccl(std::span<const ValueDestinationPair> pairs) {
   for (const auto& [value, destinations] : pairs) {
     std::vector<const detail::Device*> seen;
     const auto same = [](const detail::Device* a, const detail::Device* b) {
-      return a == b || (a->card() >= 0 && a->card() == b->card());
+      return a == b || (a->gpu() >= 0 && a->gpu() == b->gpu());
     };
     for (const Value& v : value) {
       const detail::Device* const device = device_of(v);
@@ -113,19 +113,19 @@ std::vector<Mirrored<Value>> reduce_by_nccl(ReduceOp op,
     for (const auto& [key, positions] : groups) {
       std::vector<const ValueDestinationPair*> alike;
       for (const size_t i : positions) alike.push_back(&pairs[i]);
-      auto reduced = cross_device::nccl_reduce(group::gpus(), op, alike, packing, options);
+      auto reduced = cross_device::nccl_reduce(group::gpu_support(), op, alike, packing, options);
       for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(reduced[i]);
     }
   });
 }
 
-// Dense values on distinct cards from card to card.
+// Dense values on distinct GPUs from GPU to GPU.
 std::vector<Mirrored<Value>> reduce_by_copies(ReduceOp op,
                                               std::span<const ValueDestinationPair> pairs) {
   Positions chosen;
   for (size_t i = 0; i < pairs.size(); ++i) {
     const PerReplica<Value>& value = pairs[i].first;
-    if (cross_device::on_distinct_cards(value) &&
+    if (cross_device::on_distinct_gpus(value) &&
         result_dtype(op, value[0].dtype()) == value[0].dtype())
       chosen.push_back(i);
   }

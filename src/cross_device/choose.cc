@@ -52,11 +52,11 @@ cross_device::LinkTable links_between_gpus(const std::vector<std::string>& types
   const device::CudaModule* const cuda = device::cuda_module();
   if (!cuda) return {};
   device::GpuRuntime& runtime = cuda->runtime();
-  if (runtime.cards() < 2 * cross_device::kQuad) return {};
-  cross_device::LinkTable links(size_t(runtime.cards()));
-  for (int card = 0; card < runtime.cards(); ++card)
-    for (int peer = 0; peer < runtime.cards(); ++peer)
-      if (card != peer && runtime.reaches(card, peer)) links[size_t(card)].push_back(peer);
+  if (runtime.gpus() < 2 * cross_device::kQuad) return {};
+  cross_device::LinkTable links(size_t(runtime.gpus()));
+  for (int gpu = 0; gpu < runtime.gpus(); ++gpu)
+    for (int peer = 0; peer < runtime.gpus(); ++peer)
+      if (gpu != peer && runtime.reaches(gpu, peer)) links[size_t(gpu)].push_back(peer);
   return links;
 }
 

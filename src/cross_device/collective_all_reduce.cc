@@ -43,7 +43,7 @@ class Budget {
 // Dense values with as many components each, on their way through the group.
 struct Dense {
   std::vector<Tensor> inputs, outputs;
-  int card = -1;                                  // whose memory all of them are in
+  int gpu = -1;                                   // whose memory all of them are in
   std::optional<Destinations> destinations = {};  // where the output goes in the end
   std::vector<const void*> from = {};
   std::vector<void*> to = {};
@@ -54,28 +54,28 @@ Device& host_device() {
   return device::find("/job:localhost/replica:0/task:0/device:CPU:0", "CollectiveAllReduce");
 }
 
-// What the replicas give and get: where it is if that is one memory, the host's or that of `card`,
+// What the replicas give and get: where it is if that is one memory, the host's or that of `gpu`,
 // and else by way of the host.
 Dense make_dense(ReduceOp op, const PerReplica<Value>& value, const Destinations& destinations,
-                 int card) {
+                 int gpu) {
   Dense dense{.inputs = {}, .outputs = {}};
   for (const Value& v : value)
     dense.inputs.push_back(v.is_sparse() ? v.slices().to_dense() : v.tensor());
   const auto all_on = [&](int where) {
     return std::ranges::all_of(
                dense.inputs,
-               [&](const Tensor& t) { return TensorAccess::device(t).card() == where; }) &&
+               [&](const Tensor& t) { return TensorAccess::device(t).gpu() == where; }) &&
            std::ranges::all_of(TensorAccess::devices(destinations),
-                               [&](const Device* device) { return device->card() == where; });
+                               [&](const Device* device) { return device->gpu() == where; });
   };
   std::vector<Device*> outputs = TensorAccess::devices(destinations);
-  if (card >= 0 && all_on(card)) {
-    dense.card = card;
+  if (gpu >= 0 && all_on(gpu)) {
+    dense.gpu = gpu;
   } else if (!all_on(-1)) {
     dense.destinations = destinations;
     outputs = {&host_device()};
     for (Tensor& input : dense.inputs)
-      if (TensorAccess::device(input).card() >= 0) input = detail::clone_to(input, host_device());
+      if (TensorAccess::device(input).gpu() >= 0) input = detail::clone_to(input, host_device());
   }
   for (Device* const device : outputs)
     dense.outputs.push_back(TensorAccess::empty(
@@ -143,7 +143,7 @@ struct CollectiveAllReduce::State {
   // For values on GPUs the group decides.
   void check_implementation(const CommunicationOptions& options) const {
     if (options.implementation != CommunicationImplementation::NCCL) return;
-    if (devices[0]->card() >= 0) return;
+    if (devices[0]->gpu() >= 0) return;
     if (base::settings().backend == "nccl")
       throw UnavailableError(
           "\"nccl\" reduces between distinct GPUs, and the replicas are on others; unset "
@@ -157,7 +157,7 @@ struct CollectiveAllReduce::State {
   // All values with `components` leaves on each rank, in one memory.
   void reduce_dense(ReduceOp op, std::span<Dense> values, size_t components, const Budget& budget,
                     int64_t bytes_per_pack) {
-    const int card = values.empty() ? -1 : values[0].card;
+    const int gpu = values.empty() ? -1 : values[0].gpu;
     std::vector<int> owners;
     for (int rank = 0; rank < group.size(); ++rank) owners.insert(owners.end(), components, rank);
     std::vector<group::Piece> pieces;
@@ -176,7 +176,7 @@ struct CollectiveAllReduce::State {
     for (const std::vector<size_t>& pack : packs)
       ranks().all_reduce_leaves(
           {std::span(pieces).subspan(pack.empty() ? 0 : pack.front(), pack.size()), owners, op,
-           card},
+           gpu},
           budget.left());
     if (auto* const span = observe::Span::current()) span->set("packs", int64_t(packs.size()));
   }
@@ -263,7 +263,7 @@ CollectiveAllReduce::CollectiveAllReduce(const std::vector<std::string>& devices
     if (std::ranges::find(state_->devices, &device) != state_->devices.end())
       throw InvalidArgumentError(
           fmt::format("CollectiveAllReduce: the device {} is named twice", device.name()));
-    if (!device.in_host_memory() && device.card() < 0)
+    if (!device.in_host_memory() && device.gpu() < 0)
       throw InvalidArgumentError(fmt::format(
           "CollectiveAllReduce: {} is neither in host memory nor on a GPU", device.name()));
     state_->devices.push_back(&device);
@@ -295,8 +295,8 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
   // One leaf for each replica, or one for each rank; on the GPU, or on the host. All ranks take
   // them in this order.
   std::array<std::vector<Dense>, 4> dense;
-  const auto kind_of = [&](const PerReplica<Value>& value, int card) {
-    return size_t(value.size() == devices ? 0 : 1) + (card < 0 ? 2 : 0);
+  const auto kind_of = [&](const PerReplica<Value>& value, int gpu) {
+    return size_t(value.size() == devices ? 0 : 1) + (gpu < 0 ? 2 : 0);
   };
   std::vector<std::pair<size_t, size_t>> places;  // of each dense value in there
   std::vector<IndexedSlices> sparse;
@@ -306,8 +306,8 @@ std::vector<Mirrored<Value>> CollectiveAllReduce::batch_reduce_implementation(
       sparse.push_back(cross_device::fused_reduce(ReduceOp::SUM, value, here)[0].slices());
       continue;
     }
-    Dense next = make_dense(op, value, destinations, state_->devices[0]->card());
-    const size_t kind = kind_of(value, next.card);
+    Dense next = make_dense(op, value, destinations, state_->devices[0]->gpu());
+    const size_t kind = kind_of(value, next.gpu);
     next.number = int64_t(places.size() + sparse.size());
     places.emplace_back(kind, dense[kind].size());
     dense[kind].push_back(std::move(next));

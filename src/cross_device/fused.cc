@@ -26,14 +26,14 @@ class Work {
     std::vector<Tensor> outputs;
     outputs.reserve(destinations.size());
     for (Device* device : TensorAccess::devices(destinations))
-      outputs.push_back(device->card() < 0 ? TensorAccess::empty(shape, dtype, *device)
-                                           : make_on_gpu(shape, dtype, *device));
+      outputs.push_back(device->gpu() < 0 ? TensorAccess::empty(shape, dtype, *device)
+                                          : make_on_gpu(shape, dtype, *device));
     return outputs;
   }
 
   void reserve(size_t reductions, size_t replicas) {
     reductions_.reserve(reductions);
-    cards_.reserve(reductions);
+    gpus_.reserve(reductions);
     sizes_.reserve(reductions);
     from_.reserve(reductions * replicas);
     to_.reserve(reductions * replicas);
@@ -48,9 +48,9 @@ class Work {
     const int64_t count = first.num_elements();
     if (count == 0) return;
     Device& place = TensorAccess::device(outputs[0]);
-    const int card = place.card();
+    const int gpu = place.gpu();
     const DType dtype = first.dtype();
-    cards_.push_back(card);
+    gpus_.push_back(gpu);
     reductions_.push_back({.inputs = {},
                            .outputs = {},
                            .count = count,
@@ -59,11 +59,11 @@ class Work {
                            .divisor = divisor});
     const size_t from = from_.size();
     for (const Tensor& t : inputs)
-      from_.push_back(TensorAccess::device(t).card() == card ? t.const_data()
-                                                             : keep(clone_to(t, place)));
+      from_.push_back(TensorAccess::device(t).gpu() == gpu ? t.const_data()
+                                                           : keep(clone_to(t, place)));
     size_t written = 0;
     for (const Tensor& t : outputs) {
-      if (TensorAccess::device(t).card() != card) {
+      if (TensorAccess::device(t).gpu() != gpu) {
         copies_.push_back(
             {outputs[0], t, at_byte, size_t(count) * size_of(result_dtype(op, dtype))});
         continue;
@@ -89,7 +89,7 @@ class Work {
       from += sizes_[i].first;
       to += sizes_[i].second;
     }
-    while (!reductions_.empty()) run_on(cards_[0]);
+    while (!reductions_.empty()) run_on(gpus_[0]);
     for (const Copy& copy : copies_) copy.run();
   }
 
@@ -128,28 +128,28 @@ class Work {
     }
   };
 
-  // All that is to be done on one card, or, with -1, by the host.
-  void run_on(int card) {
+  // All that is to be done on one GPU, or, with -1, by the host.
+  void run_on(int gpu) {
     std::vector<kernels::Reduction> others;
-    std::vector<int> other_cards;
-    if (std::ranges::any_of(cards_, [&](int c) { return c != card; })) {
+    std::vector<int> other_gpus;
+    if (std::ranges::any_of(gpus_, [&](int c) { return c != gpu; })) {
       std::vector<kernels::Reduction> here;
       for (size_t i = 0; i < reductions_.size(); ++i) {
-        (cards_[i] == card ? here : others).push_back(reductions_[i]);
-        if (cards_[i] != card) other_cards.push_back(cards_[i]);
+        (gpus_[i] == gpu ? here : others).push_back(reductions_[i]);
+        if (gpus_[i] != gpu) other_gpus.push_back(gpus_[i]);
       }
       reductions_ = std::move(here);
     }
-    if (card < 0)
+    if (gpu < 0)
       kernels::reduce(reductions_);
     else
-      kernels::gpu::reduce(card, reductions_);
+      kernels::gpu::reduce(gpu, reductions_);
     reductions_ = std::move(others);
-    cards_ = std::move(other_cards);
+    gpus_ = std::move(other_gpus);
   }
 
   std::vector<kernels::Reduction> reductions_;
-  std::vector<int> cards_;  // where each happens
+  std::vector<int> gpus_;  // where each happens
   std::vector<std::pair<size_t, size_t>> sizes_;
   std::vector<const void*> from_;
   std::vector<void*> to_;

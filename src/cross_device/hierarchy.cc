@@ -29,7 +29,7 @@ size_t add_rounds(int first, int n, std::vector<std::vector<Transfer>>& rounds) 
   return round + 1;
 }
 
-// a op b, on the card of both.
+// a op b, on the GPU of both.
 Tensor combined(ReduceOp op, const Tensor& a, const Tensor& b, int64_t divisor = 1) {
   const Tensor result = TensorAccess::empty(a.shape(), a.dtype(), TensorAccess::device(a));
   const void* const inputs[] = {a.const_data(), b ? b.const_data() : nullptr};
@@ -40,7 +40,7 @@ Tensor combined(ReduceOp op, const Tensor& a, const Tensor& b, int64_t divisor =
                                      .dtype = a.dtype(),
                                      .op = op,
                                      .divisor = divisor};
-  kernels::gpu::reduce(TensorAccess::device(a).card(), {&reduction, 1});
+  kernels::gpu::reduce(TensorAccess::device(a).gpu(), {&reduction, 1});
   return result;
 }
 
@@ -52,12 +52,12 @@ std::vector<std::vector<Transfer>> reduction_rounds(int n) {
   return rounds;
 }
 
-bool on_distinct_cards(const PerReplica<Value>& value) {
-  std::set<int> cards;
+bool on_distinct_gpus(const PerReplica<Value>& value) {
+  std::set<int> gpus;
   for (const Value& v : value) {
     if (v.is_sparse()) return false;
-    const int card = TensorAccess::device(v.tensor()).card();
-    if (card < 0 || !cards.insert(card).second) return false;
+    const int gpu = TensorAccess::device(v.tensor()).gpu();
+    if (gpu < 0 || !gpus.insert(gpu).second) return false;
   }
   return value.size() > 1;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Summing values that lie on different cards by copies between pairs of them, in the order of the
+// Summing values that lie on different GPUs by copies between pairs of them, in the order of the
 // tree: on a machine whose GPUs form two linked quads every copy goes over a link.
 #pragma once
 
@@ -21,10 +21,10 @@ struct Transfer {
 // the result.
 std::vector<std::vector<Transfer>> reduction_rounds(int n);
 
-// Are the components dense, and each on a card of its own?
-bool on_distinct_cards(const PerReplica<Value>& value);
+// Are the components dense, and each on a GPU of its own?
+bool on_distinct_gpus(const PerReplica<Value>& value);
 
-// `value` is on distinct cards, and the result has the type that is added up.
+// `value` is on distinct GPUs, and the result has the type that is added up.
 Mirrored<Value> hierarchical_reduce(ReduceOp op, const PerReplica<Value>& value,
                                     const Destinations& destinations);
 

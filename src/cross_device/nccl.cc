@@ -19,11 +19,11 @@ namespace {
 using detail::Device;
 using detail::TensorAccess;
 
-// The communicators of each list of cards, for all threads that reduce there. One thread launches
-// at a time: two that launch on the same cards in different orders would wait for each other.
+// The communicators of each list of GPUs, for all threads that reduce there. One thread launches
+// at a time: two that launch on the same GPUs in different orders would wait for each other.
 struct Links {
   std::mutex mutex;
-  std::map<std::vector<int>, std::unique_ptr<group::NcclLink>> by_cards;
+  std::map<std::vector<int>, std::unique_ptr<group::NcclLink>> by_gpus;
   uint64_t launches = 0;
 };
 
@@ -33,10 +33,10 @@ Links& links() {
   return *links;
 }
 
-std::vector<int> cards_of(const PerReplica<Value>& value) {
-  std::vector<int> cards;
-  for (const Value& v : value) cards.push_back(TensorAccess::device(v.tensor()).card());
-  return cards;
+std::vector<int> gpus_of(const PerReplica<Value>& value) {
+  std::vector<int> gpus;
+  for (const Value& v : value) gpus.push_back(TensorAccess::device(v.tensor()).gpu());
+  return gpus;
 }
 
 std::byte* element(const Tensor& tensor, int64_t at) {
@@ -56,13 +56,13 @@ size_t distinct_gpus(ReduceOp op, const PerReplica<Value>& value,
   if (to.size() != value.size() || value.size() < 2) return 0;
   if (std::ranges::any_of(value, &Value::is_sparse)) return 0;
   if (!group::type_in_nccl(op, value[0].dtype())) return 0;
-  std::set<int> cards;
+  std::set<int> gpus;
   for (size_t i = 0; i < value.size(); ++i) {
     const Device& device = TensorAccess::device(value[i].tensor());
-    if (device.card() < 0 || &device != to[i]) return 0;
-    cards.insert(device.card());
+    if (device.gpu() < 0 || &device != to[i]) return 0;
+    gpus.insert(device.gpu());
   }
-  return cards.size() == value.size() ? value.size() : 0;
+  return gpus.size() == value.size() ? value.size() : 0;
 }
 
 std::vector<std::vector<NcclCall>> launch_order(std::span<const Pack> packs, size_t devices) {
@@ -77,18 +77,18 @@ std::vector<std::vector<NcclCall>> launch_order(std::span<const Pack> packs, siz
   return launches;
 }
 
-std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
+std::vector<Mirrored<Value>> nccl_reduce(const group::GpuSupport& support, ReduceOp op,
                                          std::span<const ValueDestinationPair* const> pairs,
                                          const PackingOptions& packing,
                                          const CommunicationOptions& options) {
-  const std::vector<int> cards = cards_of(pairs[0]->first);
+  const std::vector<int> gpus = gpus_of(pairs[0]->first);
   const DType dtype = pairs[0]->first[0].dtype(), type = *group::type_in_nccl(op, dtype);
   const bool widened = base::is_half(dtype);
-  const size_t devices = cards.size();
+  const size_t devices = gpus.size();
   const ReduceOp combining = base::partial_op(op);
   const auto cast = [&](size_t device, const Tensor& from, const Tensor& to) {
-    gpus.kernels.cast(cards[device], gpus.current_stream(cards[device]), from.const_data(),
-                      from.dtype(), TensorAccess::data(to), to.dtype(), from.num_elements());
+    support.kernels.cast(gpus[device], support.current_stream(gpus[device]), from.const_data(),
+                         from.dtype(), TensorAccess::data(to), to.dtype(), from.num_elements());
   };
 
   // By tensor, then by device; `sums` are the results, or what they are rounded from.
@@ -120,10 +120,10 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
                                     ++all.launches,
                                     timeouts_of(options)};
     try {
-      std::unique_ptr<group::NcclLink>& link = all.by_cards[cards];
+      std::unique_ptr<group::NcclLink>& link = all.by_gpus[gpus];
       if (!link)
         link = std::make_unique<group::NcclLink>(
-            gpus, gpus.nccl()->open_all(cards, group::still_wanted(operation, nullptr)), cards,
+            support, support.nccl()->open_all(gpus, group::still_wanted(operation, nullptr)), gpus,
             nullptr);
       const auto packs = packing_plan(elements, size_of(type), packing);
       for (const std::vector<NcclCall>& calls : launch_order(packs, devices))
@@ -132,10 +132,10 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
             link->communicator(device).all_reduce(
                 element(inputs[piece.tensor][device], piece.begin),
                 element(sums[piece.tensor][device], piece.begin), piece.end - piece.begin, type,
-                combining, gpus.current_stream(cards[device]));
+                combining, support.current_stream(gpus[device]));
         });
     } catch (const Error&) {
-      all.by_cards.erase(cards);  // the next call begins afresh
+      all.by_gpus.erase(gpus);  // the next call begins afresh
       throw;
     }
   }
@@ -156,7 +156,7 @@ std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
                          .dtype = type,
                          .op = op,
                          .divisor = int64_t(devices)});
-    if (!means.empty()) gpus.kernels.reduce(cards[d], gpus.current_stream(cards[d]), means);
+    if (!means.empty()) support.kernels.reduce(gpus[d], support.current_stream(gpus[d]), means);
     for (size_t i = 0; i < sums.size() && widened; ++i)
       if (elements[i]) cast(d, sums[i][d], results[i][d]);
   }

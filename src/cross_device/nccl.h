@@ -27,7 +27,7 @@ struct NcclCall {
 std::vector<std::vector<NcclCall>> launch_order(std::span<const Pack> packs, size_t devices);
 
 // Values of one dtype on one list of GPUs, for all of which distinct_gpus is not 0. Enqueued.
-std::vector<Mirrored<Value>> nccl_reduce(const group::Gpus& gpus, ReduceOp op,
+std::vector<Mirrored<Value>> nccl_reduce(const group::GpuSupport& support, ReduceOp op,
                                          std::span<const ValueDestinationPair* const> pairs,
                                          const PackingOptions& packing,
                                          const CommunicationOptions& options);

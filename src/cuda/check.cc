@@ -8,7 +8,7 @@ namespace tutti::cuda {
 
 namespace {
 
-bool is_single_card() {
+bool is_single_gpu() {
   static const bool single = [] {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess && count == 1;
@@ -27,13 +27,13 @@ void check(cudaError_t status, const char* call) {
   throw InternalError(text);
 }
 
-OnCard::OnCard(int card) {
-  if (is_single_card()) return;
+OnGpu::OnGpu(int gpu) {
+  if (is_single_gpu()) return;
   check(cudaGetDevice(&outer_), "cudaGetDevice");
-  if (outer_ == card)
+  if (outer_ == gpu)
     outer_ = -1;
   else
-    check(cudaSetDevice(card), "cudaSetDevice");
+    check(cudaSetDevice(gpu), "cudaSetDevice");
 }
 
 }  // namespace tutti::cuda

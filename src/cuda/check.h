@@ -6,18 +6,18 @@
 
 namespace tutti::cuda {
 
-// ResourceExhaustedError if the card has no memory left, else InternalError with CUDA's text.
+// ResourceExhaustedError if the GPU has no memory left, else InternalError with CUDA's text.
 void check(cudaError_t status, const char* call);
 
-// Calls of this thread go to `card` while it lives. With one card they always do.
-class OnCard {
+// Calls of this thread go to `gpu` while it lives. With one GPU they always do.
+class OnGpu {
  public:
-  explicit OnCard(int card);
-  ~OnCard() {
+  explicit OnGpu(int gpu);
+  ~OnGpu() {
     if (outer_ >= 0) cudaSetDevice(outer_);
   }
-  OnCard(const OnCard&) = delete;
-  OnCard& operator=(const OnCard&) = delete;
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
 
  private:
   int outer_ = -1;

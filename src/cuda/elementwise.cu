@@ -122,10 +122,10 @@ __global__ void scale_kernel(double* values, int64_t count, double factor, bool 
 
 }  // namespace
 
-void cast(int card, cudaStream_t stream, const void* from, DType from_type, void* to, DType to_type,
+void cast(int gpu, cudaStream_t stream, const void* from, DType from_type, void* to, DType to_type,
           int64_t count) {
   if (count == 0) return;
-  const OnCard here(card);
+  const OnGpu here(gpu);
   kernels::with_type(from_type, [&]<class From>(From*) {
     kernels::with_type(to_type, [&]<class To>(To*) {
       cast_kernel<<<blocks_for(count), kThreads, 0, stream>>>(static_cast<const From*>(from),
@@ -135,10 +135,10 @@ void cast(int card, cudaStream_t stream, const void* from, DType from_type, void
   check(cudaGetLastError(), "a cast on a GPU");
 }
 
-void fill(int card, cudaStream_t stream, void* to, const void* element, size_t element_size,
+void fill(int gpu, cudaStream_t stream, void* to, const void* element, size_t element_size,
           int64_t count) {
   if (count == 0) return;
-  const OnCard here(card);
+  const OnGpu here(gpu);
   const auto launch = [&]<class T>(T value) {
     std::memcpy(&value, element, sizeof value);
     fill_kernel<<<blocks_for(count), kThreads, 0, stream>>>(static_cast<T*>(to), value, count);
@@ -152,10 +152,10 @@ void fill(int card, cudaStream_t stream, void* to, const void* element, size_t e
   check(cudaGetLastError(), "a fill on a GPU");
 }
 
-void update(int card, cudaStream_t stream, kernels::Update update, DType dtype, void* target,
+void update(int gpu, cudaStream_t stream, kernels::Update update, DType dtype, void* target,
             const void* value, int64_t count) {
   if (count == 0) return;
-  const OnCard here(card);
+  const OnGpu here(gpu);
   kernels::with_type(dtype, [&]<class T>(T*) {
     update_kernel<<<blocks_for(count), kThreads, 0, stream>>>(update, static_cast<T*>(target),
                                                               static_cast<const T*>(value), count);
@@ -163,11 +163,11 @@ void update(int card, cudaStream_t stream, kernels::Update update, DType dtype, 
   check(cudaGetLastError(), "an update on a GPU");
 }
 
-void update_rows(int card, cudaStream_t stream, kernels::Update update, DType dtype, void* target,
+void update_rows(int gpu, cudaStream_t stream, kernels::Update update, DType dtype, void* target,
                  const void* values, int64_t width, const kernels::RowUpdate* rows,
                  int64_t num_rows, const int64_t* order) {
   if (num_rows == 0 || width == 0) return;
-  const OnCard here(card);
+  const OnGpu here(gpu);
   kernels::with_type(dtype, [&]<class T>(T*) {
     update_rows_kernel<<<int(std::min<int64_t>(num_rows, 1 << 20)), kThreads, 0, stream>>>(
         update, static_cast<T*>(target), static_cast<const T*>(values), width, rows, num_rows,
@@ -176,10 +176,10 @@ void update_rows(int card, cudaStream_t stream, kernels::Update update, DType dt
   check(cudaGetLastError(), "an update of rows on a GPU");
 }
 
-void scale(int card, cudaStream_t stream, double* values, int64_t count, double factor,
+void scale(int gpu, cudaStream_t stream, double* values, int64_t count, double factor,
            bool divide) {
   if (count == 0) return;
-  const OnCard here(card);
+  const OnGpu here(gpu);
   scale_kernel<<<blocks_for(count), kThreads, 0, stream>>>(values, count, factor, divide);
   check(cudaGetLastError(), "a scaling on a GPU");
 }

@@ -13,30 +13,30 @@ class CudaKernels : public kernels::GpuKernels {
   static cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
  public:
-  void reduce(int card, Stream stream, std::span<const kernels::Reduction> batch) override {
-    cuda::reduce(card, as_stream(stream), batch);
+  void reduce(int gpu, Stream stream, std::span<const kernels::Reduction> batch) override {
+    cuda::reduce(gpu, as_stream(stream), batch);
   }
-  void cast(int card, Stream stream, const void* from, DType from_type, void* to, DType to_type,
+  void cast(int gpu, Stream stream, const void* from, DType from_type, void* to, DType to_type,
             int64_t count) override {
-    cuda::cast(card, as_stream(stream), from, from_type, to, to_type, count);
+    cuda::cast(gpu, as_stream(stream), from, from_type, to, to_type, count);
   }
-  void fill(int card, Stream stream, void* to, const void* element, size_t element_size,
+  void fill(int gpu, Stream stream, void* to, const void* element, size_t element_size,
             int64_t count) override {
-    cuda::fill(card, as_stream(stream), to, element, element_size, count);
+    cuda::fill(gpu, as_stream(stream), to, element, element_size, count);
   }
-  void update(int card, Stream stream, kernels::Update update, DType dtype, void* target,
+  void update(int gpu, Stream stream, kernels::Update update, DType dtype, void* target,
               const void* value, int64_t count) override {
-    cuda::update(card, as_stream(stream), update, dtype, target, value, count);
+    cuda::update(gpu, as_stream(stream), update, dtype, target, value, count);
   }
-  void update_rows(int card, Stream stream, kernels::Update update, DType dtype, void* target,
+  void update_rows(int gpu, Stream stream, kernels::Update update, DType dtype, void* target,
                    const void* values, int64_t width, const kernels::RowUpdate* rows,
                    int64_t num_rows, const int64_t* order) override {
-    cuda::update_rows(card, as_stream(stream), update, dtype, target, values, width, rows, num_rows,
+    cuda::update_rows(gpu, as_stream(stream), update, dtype, target, values, width, rows, num_rows,
                       order);
   }
-  void scale(int card, Stream stream, double* values, int64_t count, double factor,
+  void scale(int gpu, Stream stream, double* values, int64_t count, double factor,
              bool divide) override {
-    cuda::scale(card, as_stream(stream), values, count, factor, divide);
+    cuda::scale(gpu, as_stream(stream), values, count, factor, divide);
   }
 };
 

@@ -454,8 +454,8 @@ Kind kind_of(const Reduction& r) {
 
 }  // namespace
 
-void reduce(int card, cudaStream_t stream, std::span<const Reduction> batch) {
-  const OnCard here(card);
+void reduce(int gpu, cudaStream_t stream, std::span<const Reduction> batch) {
+  const OnGpu here(gpu);
   if (batch.size() == 1) {
     if (batch[0].count == 0 || batch[0].outputs.empty()) return;
     const Reduction alone = simplified(batch[0]);

@@ -25,8 +25,8 @@ class Device {
   const std::string& name() const { return name_; }  // canonical
   const std::string& type() const { return type_; }
   int index() const { return index_; }
-  // The number of the GPU that holds its memory; devices of one card share it. -1: host memory.
-  virtual int card() const { return -1; }
+  // The number of the GPU that holds its memory; devices of one GPU share it. -1: host memory.
+  virtual int gpu() const { return -1; }
 
   // Pooled, 64-byte aligned memory that goes back to the pool with the last reference.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;

@@ -9,10 +9,10 @@
 
 namespace tutti::device {
 
-// Work that was enqueued on `card` has failed. The first error stays until it is thrown.
-void fail(int card, ErrorCode code, const std::string& text);
+// Work that was enqueued on `gpu` has failed. The first error stays until it is thrown.
+void fail(int gpu, ErrorCode code, const std::string& text);
 
-// Throws the error of `card`, if it has one, once. Call it after waiting for the card.
-void throw_failure(int card);
+// Throws the error of `gpu`, if it has one, once. Call it after waiting for the GPU.
+void throw_failure(int gpu);
 
 }  // namespace tutti::device

@@ -25,38 +25,38 @@ namespace {
 
 GpuRuntime& runtime() { return cuda_module()->runtime(); }
 
-// Tutti's own streams of one card: that of all operations, and one for uploads, which need not wait
+// Tutti's own streams of one GPU: that of all operations, and one for uploads, which need not wait
 // for what is being computed.
 struct OwnStreams {
-  explicit OwnStreams(int card)
-      : operations(runtime().make_stream(card)), uploads(runtime().make_stream(card)) {}
+  explicit OwnStreams(int gpu)
+      : operations(runtime().make_stream(gpu)), uploads(runtime().make_stream(gpu)) {}
   Stream operations, uploads;
 };
 
-// Made for the cards that are used: a stream takes a context, and that takes memory.
-const OwnStreams& own_streams(int card) {
+// Made for the GPUs that are used: a stream takes a context, and that takes memory.
+const OwnStreams& own_streams(int gpu) {
   struct Slot {
     std::once_flag made;
     std::optional<OwnStreams> streams;
   };
-  static Slot* const slots = new Slot[size_t(runtime().cards())];
-  Slot& slot = slots[card];
-  std::call_once(slot.made, [&] { slot.streams.emplace(card); });
+  static Slot* const slots = new Slot[size_t(runtime().gpus())];
+  Slot& slot = slots[gpu];
+  std::call_once(slot.made, [&] { slot.streams.emplace(gpu); });
   return *slot.streams;
 }
 
-Stream own_stream(int card) { return own_streams(card).operations; }
+Stream own_stream(int gpu) { return own_streams(gpu).operations; }
 
 // The streams that this thread uses instead of Tutti's own.
 thread_local std::map<int, Stream> foreign_streams;
 
 // What `stream` does next comes after all that `earlier` has been given to do so far.
-void order(int card, Stream stream, int earlier_card, Stream earlier) {
+void order(int gpu, Stream stream, int earlier_gpu, Stream earlier) {
   if (stream == earlier) return;
-  const Event event = runtime().record(earlier_card, earlier);
+  const Event event = runtime().record(earlier_gpu, earlier);
   const std::unique_ptr<void, void (*)(Event)> released(
       event, [](Event recorded) { runtime().release(recorded); });
-  runtime().wait(card, stream, event);
+  runtime().wait(gpu, stream, event);
 }
 
 // Memory belongs to Tutti's own stream: a block that comes back is used again for what that stream
@@ -65,22 +65,22 @@ void order(int card, Stream stream, int earlier_card, Stream earlier) {
 // held exceeds the most that was in use at one time by at most a quarter, or by kSlack.
 class GpuMemory {
  public:
-  explicit GpuMemory(int card) : card_(card) {}
+  explicit GpuMemory(int gpu) : gpu_(gpu) {}
 
   std::shared_ptr<void> allocate(size_t bytes) {
     const size_t size = rounded(bytes);
     std::shared_ptr<void> memory(
         take(size), [this, size](void* block) { put_back(block, size); },
         base::PoolAllocator<std::byte>());
-    if (const Stream stream = current_stream(card_); stream != own_stream(card_))
-      order(card_, stream, card_, own_stream(card_));
+    if (const Stream stream = current_stream(gpu_); stream != own_stream(gpu_))
+      order(gpu_, stream, gpu_, own_stream(gpu_));
     return memory;
   }
 
   void release_cached() {
     std::lock_guard lock(mutex_);
     shrink_to(0);
-    runtime().release_cached(card_);
+    runtime().release_cached(gpu_);
   }
 
  private:
@@ -108,7 +108,7 @@ class GpuMemory {
       if (in_use_ + cached_ > bound) shrink_to(bound - in_use_);
     }
     try {
-      void* const data = allocate_on_card(runtime(), card_, size, own_stream(card_));
+      void* const data = allocate_on_gpu(runtime(), gpu_, size, own_stream(gpu_));
       std::lock_guard lock(mutex_);
       most_in_use_ = std::max(most_in_use_, in_use_);
       return data;
@@ -123,7 +123,7 @@ class GpuMemory {
   void shrink_to(size_t bytes) {
     for (auto entry = free_.rbegin(); entry != free_.rend() && cached_ > bytes; ++entry)
       for (std::vector<void*>& blocks = entry->second; !blocks.empty() && cached_ > bytes;) {
-        runtime().deallocate(card_, blocks.back(), own_stream(card_));
+        runtime().deallocate(gpu_, blocks.back(), own_stream(gpu_));
         blocks.pop_back();
         cached_ -= entry->first;
       }
@@ -131,67 +131,67 @@ class GpuMemory {
 
   void put_back(void* data, size_t size) noexcept {
     try {
-      if (const Stream stream = current_stream(card_); stream != own_stream(card_))
-        order(card_, own_stream(card_), card_, stream);
+      if (const Stream stream = current_stream(gpu_); stream != own_stream(gpu_))
+        order(gpu_, own_stream(gpu_), gpu_, stream);
       std::lock_guard lock(mutex_);
       in_use_ -= size;
       free_[size].push_back(data);
       cached_ += size;
     } catch (const std::exception&) {
-      // The card is lost, or the process is at its end.
+      // The GPU is lost, or the process is at its end.
     }
   }
 
-  const int card_;
+  const int gpu_;
   std::mutex mutex_;
   std::map<size_t, std::vector<void*>> free_;
   size_t in_use_ = 0, most_in_use_ = 0, cached_ = 0;
 };
 
-GpuMemory& memory_of(int card) {
+GpuMemory& memory_of(int gpu) {
   static auto* const memories = [] {
     auto* const all = new std::vector<std::unique_ptr<GpuMemory>>;
-    for (int i = 0; i < runtime().cards(); ++i) all->push_back(std::make_unique<GpuMemory>(i));
+    for (int i = 0; i < runtime().gpus(); ++i) all->push_back(std::make_unique<GpuMemory>(i));
     return all;
   }();
-  return *(*memories)[size_t(card)];
+  return *(*memories)[size_t(gpu)];
 }
 
 class GpuDevice : public Device {
  public:
-  GpuDevice(int index, int card) : Device("GPU", index), card_(card) {}
+  GpuDevice(int index, int gpu) : Device("GPU", index), gpu_(gpu) {}
 
-  int card() const override { return card_; }
-  std::shared_ptr<void> allocate(size_t bytes) override { return memory_of(card_).allocate(bytes); }
+  int gpu() const override { return gpu_; }
+  std::shared_ptr<void> allocate(size_t bytes) override { return memory_of(gpu_).allocate(bytes); }
   bool in_host_memory() const override { return false; }
   void settle() noexcept override {
     if (foreign_streams.empty()) return;
     try {
-      order(card_, own_stream(card_), card_, current_stream(card_));
+      order(gpu_, own_stream(gpu_), gpu_, current_stream(gpu_));
     } catch (const Error&) {
-      // The card is lost, or the process is at its end.
+      // The GPU is lost, or the process is at its end.
     }
   }
   void copy_from_host(void* to, const void* from, size_t bytes) override {
-    runtime().copy(card_, to, from, bytes, current_stream(card_));
+    runtime().copy(gpu_, to, from, bytes, current_stream(gpu_));
   }
   void copy_to_host(void* to, const void* from, size_t bytes) override {
-    const Stream stream = current_stream(card_);
-    runtime().copy(card_, to, from, bytes, stream);
-    runtime().synchronize(card_, stream);
-    throw_failure(card_);
+    const Stream stream = current_stream(gpu_);
+    runtime().copy(gpu_, to, from, bytes, stream);
+    runtime().synchronize(gpu_, stream);
+    throw_failure(gpu_);
   }
 
  private:
-  const int card_;
+  const int gpu_;
 };
 
-// As many devices as cards, unless more are asked for: then the cards take turns.
+// As many devices as GPUs, unless more are asked for: then the GPUs take turns.
 class GpuProvider : public Provider {
  public:
-  int initial_count() const override { return runtime().cards(); }
+  int initial_count() const override { return runtime().gpus(); }
   std::unique_ptr<Device> make(int index) override {
-    return std::make_unique<GpuDevice>(index, index % runtime().cards());
+    return std::make_unique<GpuDevice>(index, index % runtime().gpus());
   }
 };
 
@@ -209,7 +209,7 @@ const Loaded& loaded() {
     try {
       const auto* const module =
           stand_in ? stand_in : static_cast<const CudaModule*>(base::load_module("cuda").interface);
-      if (module->runtime().cards() > 0)
+      if (module->runtime().gpus() > 0)
         found->module = module;
       else
         found->why_none = module->runtime().why_none();
@@ -232,57 +232,57 @@ std::unique_ptr<Provider> gpu_provider() {
   return cuda_module() ? std::make_unique<GpuProvider>() : nullptr;
 }
 
-Stream current_stream(int card) {
+Stream current_stream(int gpu) {
   if (!foreign_streams.empty())
-    if (const auto found = foreign_streams.find(card); found != foreign_streams.end())
+    if (const auto found = foreign_streams.find(gpu); found != foreign_streams.end())
       return found->second;
-  return own_stream(card);
+  return own_stream(gpu);
 }
 
 void release_cached_gpu_memory() {
   if (!in_use) return;
-  for (int card = 0; card < runtime().cards(); ++card) memory_of(card).release_cached();
+  for (int gpu = 0; gpu < runtime().gpus(); ++gpu) memory_of(gpu).release_cached();
 }
 
-void* allocate_on_card(GpuRuntime& runtime, int card, size_t bytes, Stream stream) {
+void* allocate_on_gpu(GpuRuntime& runtime, int gpu, size_t bytes, Stream stream) {
   try {
-    return runtime.allocate(card, bytes, stream);
+    return runtime.allocate(gpu, bytes, stream);
   } catch (const ResourceExhaustedError&) {
     release_cached_gpu_memory();
   }
-  return runtime.allocate(card, bytes, stream);
+  return runtime.allocate(gpu, bytes, stream);
 }
 
-std::shared_ptr<void> upload(int card, const void* from, size_t bytes) {
-  const Stream uploads = own_streams(card).uploads;
-  void* const data = allocate_on_card(runtime(), card, std::max<size_t>(bytes, 1), uploads);
-  std::shared_ptr<void> memory(data, [card, uploads](void* block) {
+std::shared_ptr<void> upload(int gpu, const void* from, size_t bytes) {
+  const Stream uploads = own_streams(gpu).uploads;
+  void* const data = allocate_on_gpu(runtime(), gpu, std::max<size_t>(bytes, 1), uploads);
+  std::shared_ptr<void> memory(data, [gpu, uploads](void* block) {
     try {
-      order(card, uploads, card, current_stream(card));
-      order(card, uploads, card, own_stream(card));  // where others may have used it
+      order(gpu, uploads, gpu, current_stream(gpu));
+      order(gpu, uploads, gpu, own_stream(gpu));  // where others may have used it
     } catch (const Error&) {
-      return;  // the card is lost
+      return;  // the GPU is lost
     }
-    runtime().deallocate(card, block, uploads);
+    runtime().deallocate(gpu, block, uploads);
   });
-  runtime().copy(card, data, from, bytes, uploads);
-  order(card, current_stream(card), card, uploads);
+  runtime().copy(gpu, data, from, bytes, uploads);
+  order(gpu, current_stream(gpu), gpu, uploads);
   return memory;
 }
 
 Fence Fence::here() {
   Fence fence;
-  for (const auto& [card, stream] : foreign_streams)
-    fence.points_.push_back({card, stream, runtime().record(card, stream)});
+  for (const auto& [gpu, stream] : foreign_streams)
+    fence.points_.push_back({gpu, stream, runtime().record(gpu, stream)});
   return fence;
 }
 
 void Fence::wait() const {
   for (const Point& point : points_)
-    if (const Stream mine = current_stream(point.card); mine != point.stream)
-      runtime().wait(point.card, mine, point.event);
+    if (const Stream mine = current_stream(point.gpu); mine != point.stream)
+      runtime().wait(point.gpu, mine, point.event);
   // What was enqueued on Tutti's own streams before; there is no harm in waiting for more of it.
-  for (const auto& [card, stream] : foreign_streams) order(card, stream, card, own_stream(card));
+  for (const auto& [gpu, stream] : foreign_streams) order(gpu, stream, gpu, own_stream(gpu));
 }
 
 Fence::~Fence() {
@@ -290,7 +290,7 @@ Fence::~Fence() {
 }
 
 void hand_over() {
-  for (const auto& [card, stream] : foreign_streams) order(card, own_stream(card), card, stream);
+  for (const auto& [gpu, stream] : foreign_streams) order(gpu, own_stream(gpu), gpu, stream);
 }
 
 void copy(const Device& to_device, void* to, const Device& from_device, const void* from,
@@ -301,68 +301,68 @@ void copy(const Device& to_device, void* to, const Device& from_device, const vo
 void copy_runs(const Device& to_device, void* to, size_t to_stride, const Device& from_device,
                const void* from, size_t from_stride, size_t run, size_t count) {
   if (run == 0 || count == 0) return;
-  const int to_card = to_device.card(), from_card = from_device.card();
-  const int card = to_card >= 0 ? to_card : from_card;
-  const Stream stream = current_stream(card);
-  const bool between = to_card >= 0 && from_card >= 0 && to_card != from_card;
-  if (between) order(card, stream, from_card, current_stream(from_card));
+  const int to_gpu = to_device.gpu(), from_gpu = from_device.gpu();
+  const int gpu = to_gpu >= 0 ? to_gpu : from_gpu;
+  const Stream stream = current_stream(gpu);
+  const bool between = to_gpu >= 0 && from_gpu >= 0 && to_gpu != from_gpu;
+  if (between) order(gpu, stream, from_gpu, current_stream(from_gpu));
   if (between)
     for (size_t i = 0; i < count; ++i)
-      runtime().copy_between(to_card, static_cast<std::byte*>(to) + i * to_stride, from_card,
+      runtime().copy_between(to_gpu, static_cast<std::byte*>(to) + i * to_stride, from_gpu,
                              static_cast<const std::byte*>(from) + i * from_stride, run, stream);
   else if (count == 1)
-    runtime().copy(card, to, from, run, stream);
+    runtime().copy(gpu, to, from, run, stream);
   else
-    runtime().copy_runs(card, to, to_stride, from, from_stride, run, count, stream);
-  if (between) order(from_card, current_stream(from_card), card, stream);  // it may be freed there
-  if (to_card >= 0) return;
-  runtime().synchronize(card, stream);
-  throw_failure(card);
+    runtime().copy_runs(gpu, to, to_stride, from, from_stride, run, count, stream);
+  if (between) order(from_gpu, current_stream(from_gpu), gpu, stream);  // it may be freed there
+  if (to_gpu >= 0) return;
+  runtime().synchronize(gpu, stream);
+  throw_failure(gpu);
 }
 
 }  // namespace device
 
 namespace {
 
-int card_of(std::string_view name, std::string_view what) {
+int gpu_of(std::string_view name, std::string_view what) {
   const detail::Device& device = device::find(name.empty() ? "/gpu:0" : name, what);
-  if (device.card() < 0)
+  if (device.gpu() < 0)
     throw InvalidArgumentError(fmt::format("{}: {} is not a GPU", what, device.name()));
-  return device.card();
+  return device.gpu();
 }
 
 }  // namespace
 
 void* cuda_stream(std::string_view device) {
-  return device::current_stream(card_of(device, "cuda_stream"));
+  return device::current_stream(gpu_of(device, "cuda_stream"));
 }
 
-int cuda_card(std::string_view device) { return card_of(device, "cuda_card"); }
+int cuda_device(std::string_view device) { return gpu_of(device, "cuda_device"); }
 
 void synchronize(std::string_view device) {
-  const int card = card_of(device, "synchronize");
-  device::runtime().synchronize(card, device::current_stream(card));
-  device::throw_failure(card);
+  const int gpu = gpu_of(device, "synchronize");
+  device::runtime().synchronize(gpu, device::current_stream(gpu));
+  device::throw_failure(gpu);
 }
 
 StreamScope::StreamScope(void* stream, std::string_view device)
-    : card_(card_of(device, "StreamScope")), stream_(stream) {
-  const device::Stream before = device::current_stream(card_);
-  device::order(card_, stream, card_, before);
-  const auto found = device::foreign_streams.find(card_);
+    : gpu_(gpu_of(device, "StreamScope")), stream_(stream) {
+  const device::Stream before = device::current_stream(gpu_);
+  device::order(gpu_, stream, gpu_, before);
+  const auto found = device::foreign_streams.find(gpu_);
   if (found != device::foreign_streams.end()) outer_ = found->second;
-  device::foreign_streams[card_] = stream;
+  device::foreign_streams[gpu_] = stream;
 }
 
 StreamScope::~StreamScope() {
   if (outer_)
-    device::foreign_streams[card_] = *outer_;
+    device::foreign_streams[gpu_] = *outer_;
   else
-    device::foreign_streams.erase(card_);
+    device::foreign_streams.erase(gpu_);
   try {
-    device::order(card_, device::current_stream(card_), card_, stream_);
+    device::order(gpu_, device::current_stream(gpu_), gpu_, stream_);
   } catch (const Error&) {
-    // The card is lost; the next wait for it throws.
+    // The GPU is lost; the next wait for it throws.
   }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPUs: what the module "cuda" does for us, the streams of this thread, and the devices on top.
 //
-// Everything that touches a GPU is enqueued on a stream: this thread's stream of that card. By
-// default that is one stream of Tutti's per card, the same for all threads, so that operations
+// Everything that touches a GPU is enqueued on a stream: this thread's stream of that GPU. By
+// default that is one stream of Tutti's per GPU, the same for all threads, so that operations
 // happen in the order they were called; a StreamScope puts another in its place.
 #pragma once
 
@@ -20,44 +20,44 @@ namespace tutti::device {
 using Stream = void*;  // a cudaStream_t
 using Event = void*;   // a cudaEvent_t
 
-// Plain calls, each for one card. Thread-safe. Errors of the driver become an InternalError, or a
-// ResourceExhaustedError if the card has no memory left.
+// Plain calls, each for one GPU. Thread-safe. Errors of the driver become an InternalError, or a
+// ResourceExhaustedError if the GPU has no memory left.
 class GpuRuntime {
  public:
   virtual ~GpuRuntime() = default;
 
   // 0 if there is none, with the reason.
-  virtual int cards() const = 0;
+  virtual int gpus() const = 0;
   virtual const std::string& why_none() const = 0;
-  virtual std::string describe(int card) const = 0;  // "NVIDIA H200, 139 GiB"
-  virtual std::string identity(int card) const = 0;  // the same in every process
-  virtual size_t memory(int card) const = 0;         // bytes in all
-  // Can `card` read and write the memory of `peer` directly? Tried with real data.
-  virtual bool reaches(int card, int peer) = 0;
+  virtual std::string describe(int gpu) const = 0;  // "NVIDIA H200, 139 GiB"
+  virtual std::string identity(int gpu) const = 0;  // the same in every process
+  virtual size_t memory(int gpu) const = 0;         // bytes in all
+  // Can `gpu` read and write the memory of `peer` directly? Tried with real data.
+  virtual bool reaches(int gpu, int peer) = 0;
 
-  virtual Stream make_stream(int card) = 0;
-  virtual void synchronize(int card, Stream stream) = 0;
-  virtual bool finished(int card, Stream stream) = 0;  // all that was enqueued so far
-  virtual Event record(int card, Stream stream) = 0;
-  virtual void wait(int card, Stream stream, Event event) = 0;  // also one of another card
+  virtual Stream make_stream(int gpu) = 0;
+  virtual void synchronize(int gpu, Stream stream) = 0;
+  virtual bool finished(int gpu, Stream stream) = 0;  // all that was enqueued so far
+  virtual Event record(int gpu, Stream stream) = 0;
+  virtual void wait(int gpu, Stream stream, Event event) = 0;  // also one of another GPU
   virtual bool reached(Event event) = 0;
   virtual void release(Event event) noexcept = 0;
 
   // Memory that is there for what `stream` does next, and back when it has done what was enqueued.
-  virtual void* allocate(int card, size_t bytes, Stream stream) = 0;
-  virtual void deallocate(int card, void* data, Stream stream) noexcept = 0;
-  virtual void release_cached(int card) noexcept = 0;
+  virtual void* allocate(int gpu, size_t bytes, Stream stream) = 0;
+  virtual void deallocate(int gpu, void* data, Stream stream) noexcept = 0;
+  virtual void release_cached(int gpu) noexcept = 0;
   virtual void* allocate_pinned(size_t bytes) = 0;
   virtual void deallocate_pinned(void* data) noexcept = 0;
 
-  // Between memory of `card` and the host's, or within the card; enqueued. Host memory has been
+  // Between memory of `gpu` and the host's, or within the GPU; enqueued. Host memory has been
   // read when it returns.
-  virtual void copy(int card, void* to, const void* from, size_t bytes, Stream stream) = 0;
+  virtual void copy(int gpu, void* to, const void* from, size_t bytes, Stream stream) = 0;
   // `count` runs of `run` bytes, each `to_stride` or `from_stride` behind the one before.
-  virtual void copy_runs(int card, void* to, size_t to_stride, const void* from, size_t from_stride,
+  virtual void copy_runs(int gpu, void* to, size_t to_stride, const void* from, size_t from_stride,
                          size_t run, size_t count, Stream stream) = 0;
-  // From one card to another, by a stream of the first.
-  virtual void copy_between(int to_card, void* to, int from_card, const void* from, size_t bytes,
+  // From one GPU to another, by a stream of the first.
+  virtual void copy_between(int to_gpu, void* to, int from_gpu, const void* from, size_t bytes,
                             Stream stream) = 0;
 };
 
@@ -76,20 +76,20 @@ void set_cuda_module(const CudaModule& module);
 
 // Memory straight from the driver. If there is none left, what Tutti holds in reserve goes back
 // first.
-void* allocate_on_card(GpuRuntime& runtime, int card, size_t bytes, Stream stream);
+void* allocate_on_gpu(GpuRuntime& runtime, int gpu, size_t bytes, Stream stream);
 
 // The GPUs of this machine; null if there are none.
 std::unique_ptr<Provider> gpu_provider();
 void release_cached_gpu_memory();
 
-// This thread's stream of `card`.
-Stream current_stream(int card);
+// This thread's stream of `gpu`.
+Stream current_stream(int gpu);
 
-// Host memory, copied to `card` while it computes something else; what this thread enqueues next
+// Host memory, copied to `gpu` while it computes something else; what this thread enqueues next
 // finds it there.
-std::shared_ptr<void> upload(int card, const void* from, size_t bytes);
+std::shared_ptr<void> upload(int gpu, const void* from, size_t bytes);
 
-// A point in what this thread has enqueued so far, on all cards; another thread that waits for it
+// A point in what this thread has enqueued so far, on all GPUs; another thread that waits for it
 // enqueues behind it. Costs nothing while both use Tutti's own streams.
 class Fence {
  public:
@@ -106,7 +106,7 @@ class Fence {
 
  private:
   struct Point {
-    int card;
+    int gpu;
     Stream stream;
     Event event;
   };

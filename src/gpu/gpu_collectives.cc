@@ -115,22 +115,21 @@ Uses uses_of(const GroupCall& call, int rank) {
 // Memory of a GPU for the time of one operation, in the order of its stream.
 class GpuCollectives::Scratch {
  public:
-  Scratch(const Gpus& gpus, int card)
-      : runtime_(gpus.runtime), card_(card), stream_(gpus.current_stream(card)) {}
+  Scratch(const GpuSupport& support, int gpu)
+      : runtime_(support.runtime), gpu_(gpu), stream_(support.current_stream(gpu)) {}
   ~Scratch() {
-    for (void* const block : blocks_) runtime_.deallocate(card_, block, stream_);
+    for (void* const block : blocks_) runtime_.deallocate(gpu_, block, stream_);
   }
   Scratch(const Scratch&) = delete;
 
   std::byte* take(size_t bytes) {
-    blocks_.push_back(
-        device::allocate_on_card(runtime_, card_, std::max<size_t>(bytes, 1), stream_));
+    blocks_.push_back(device::allocate_on_gpu(runtime_, gpu_, std::max<size_t>(bytes, 1), stream_));
     return static_cast<std::byte*>(blocks_.back());
   }
 
  private:
   device::GpuRuntime& runtime_;
-  const int card_;
+  const int gpu_;
   const device::Stream stream_;
   std::vector<void*> blocks_;
 };
@@ -149,8 +148,8 @@ class GpuCollectives::Reductions {
                      .op = op,
                      .divisor = divisor});
   }
-  void run(const Gpus& gpus, int card) {
-    if (!list_.empty()) gpus.kernels.reduce(card, gpus.current_stream(card), list_);
+  void run(const GpuSupport& support, int gpu) {
+    if (!list_.empty()) support.kernels.reduce(gpu, support.current_stream(gpu), list_);
     list_.clear();
   }
 
@@ -166,30 +165,30 @@ class GpuCollectives::Reductions {
 class GpuCollectives::NcclReduction {
  public:
   // For `root` alone, or with -1 for all.
-  NcclReduction(const Gpus& gpus, const Backend& backend, const LeafReduction& reduction, int card,
-                int root)
-      : gpus_(gpus),
+  NcclReduction(const GpuSupport& support, const Backend& backend, const LeafReduction& reduction,
+                int gpu, int root)
+      : support_(support),
         reduction_(reduction),
         op_(reduction.op),
         leaves_(int64_t(reduction.owners.size())),
         ranks_(backend.size()),
-        card_(card),
+        gpu_(gpu),
         root_(root),
         wanted_(root < 0 || root == backend.rank()),
-        stream_(gpus.current_stream(card)),
-        scratch_(gpus, card) {}
+        stream_(support.current_stream(gpu)),
+        scratch_(support, gpu) {}
 
   void run(const Enqueued& operation, NcclLink& link) {
     for (const Piece& piece : reduction_.pieces)
       if (piece.count) prepare(piece);
     if (parts_.empty()) return;
-    before_.run(gpus_, card_);
+    before_.run(support_, gpu_);
     link.launch(operation, [&] {
       for (const Part& part : parts_) enqueue(part, link.communicator());
     });
     if (!wanted_) return;
     for (const Part& part : parts_) finish(part);
-    after_.run(gpus_, card_);
+    after_.run(support_, gpu_);
     for (const Part& part : parts_) narrow(part);
   }
 
@@ -221,8 +220,8 @@ class GpuCollectives::NcclReduction {
     if (part.piece.inputs.size() > 1) {
       std::byte* const all = scratch_.take(part.leaf_bytes());
       for (size_t i = 0; i < part.piece.inputs.size(); ++i)
-        gpus_.runtime.copy(card_, all + i * part.bytes(), part.piece.inputs[i], part.bytes(),
-                           stream_);
+        support_.runtime.copy(gpu_, all + i * part.bytes(), part.piece.inputs[i], part.bytes(),
+                              stream_);
       part.from = all;
     }
     if (wanted_) part.to = scratch_.take(part.bytes() * size_t(leaves_));
@@ -233,7 +232,8 @@ class GpuCollectives::NcclReduction {
     std::vector<const void*> widened;
     for (const void* const input : piece.inputs) {
       part.to = scratch_.take(size_t(piece.count) * sizeof(float));
-      gpus_.kernels.cast(card_, stream_, input, piece.dtype, part.to, DType::float32, piece.count);
+      support_.kernels.cast(gpu_, stream_, input, piece.dtype, part.to, DType::float32,
+                            piece.count);
       widened.push_back(part.to);
     }
     part.from = part.to = const_cast<void*>(widened[0]);
@@ -272,7 +272,7 @@ class GpuCollectives::NcclReduction {
     if (!part.type) {
       const size_t own = part.leaf_bytes();
       if (root_ >= 0)
-        gpus_.runtime.copy(card_, at(part.to, own * size_t(root_)), part.from, own, stream_);
+        support_.runtime.copy(gpu_, at(part.to, own * size_t(root_)), part.from, own, stream_);
       std::vector<const void*> all;
       for (int64_t i = 0; i < leaves_; ++i) all.push_back(at(part.to, part.bytes() * size_t(i)));
       after_.add(op_, piece.dtype, std::move(all), outputs, piece.count, leaves_);
@@ -287,15 +287,15 @@ class GpuCollectives::NcclReduction {
   void narrow(const Part& part) {
     if (!part.is_widened()) return;
     for (void* const output : part.piece.outputs)
-      gpus_.kernels.cast(card_, stream_, part.to, DType::float32, output, part.piece.dtype,
-                         part.piece.count);
+      support_.kernels.cast(gpu_, stream_, part.to, DType::float32, output, part.piece.dtype,
+                            part.piece.count);
   }
 
-  const Gpus& gpus_;
+  const GpuSupport& support_;
   const LeafReduction& reduction_;
   const ReduceOp op_;
   const int64_t leaves_;
-  const int ranks_, card_, root_;
+  const int ranks_, gpu_, root_;
   const bool wanted_;
   const device::Stream stream_;
   Scratch scratch_;
@@ -312,37 +312,37 @@ std::byte* GpuCollectives::Pinned::get(size_t bytes) {
   return static_cast<std::byte*>(data_);
 }
 
-GpuCollectives::GpuCollectives(Backend& backend, const Gpus& gpus, bool required)
+GpuCollectives::GpuCollectives(Backend& backend, const GpuSupport& support, bool required)
     : backend_(backend),
-      gpus_(gpus),
+      support_(support),
       required_(required),
-      for_collectives_(gpus.runtime),
-      for_sends_(gpus.runtime),
-      for_recvs_(gpus.runtime) {}
+      for_collectives_(support.runtime),
+      for_sends_(support.runtime),
+      for_recvs_(support.runtime) {}
 
 GpuCollectives::~GpuCollectives() = default;
 
 NcclLink* GpuCollectives::link_for(const GpuOperation& operation, std::span<const Piece> list) {
   if (through_host_ || operation.what.route != Route::gpu) return nullptr;
-  int64_t mine = operation.card;
+  int64_t mine = operation.gpu;
   std::vector<int64_t> all(size_t(backend_.size()));
   backend_.run(operation.what,
                {Collective::all_gather,
                 {&mine, 1, DType::int64},
                 {all.data(), int64_t(all.size()), DType::int64}},
                operation.timeouts, list);
-  const std::vector<int> cards(all.begin(), all.end());
-  if (const auto found = links_.find(cards); found != links_.end()) return found->second.get();
-  return connect(operation, cards);
+  const std::vector<int> gpus(all.begin(), all.end());
+  if (const auto found = links_.find(gpus); found != links_.end()) return found->second.get();
+  return connect(operation, gpus);
 }
 
 std::string GpuCollectives::why_not_nccl(const GpuOperation& operation) {
   // Two processes may share a GPU if NCCL takes them to be on two hosts.
   const char* const host = std::getenv("NCCL_HOSTID");
   GpuHello mine{};
-  put(mine.gpu, gpus_.runtime.identity(operation.card) +
+  put(mine.gpu, support_.runtime.identity(operation.gpu) +
                     (host && *host ? fmt::format(", NCCL_HOSTID {}", host) : ""));
-  if (!gpus_.nccl()) put(mine.trouble, gpus_.why_no_nccl());
+  if (!support_.nccl()) put(mine.trouble, support_.why_no_nccl());
   std::vector<GpuHello> all(size_t(backend_.size()));
   const Description hello{.kind = Collective::all_gather,
                           .dtype = DType::uint8,
@@ -359,7 +359,7 @@ std::string GpuCollectives::why_not_nccl(const GpuOperation& operation) {
 std::string GpuCollectives::unique_id(const GpuOperation& operation) {
   std::array<char, 256> told{};
   if (backend_.rank() == 0) {
-    const std::string id = gpus_.nccl()->unique_id();
+    const std::string id = support_.nccl()->unique_id();
     told[0] = char(id.size());
     std::ranges::copy(id, told.begin() + 1);
   }
@@ -374,7 +374,7 @@ std::string GpuCollectives::unique_id(const GpuOperation& operation) {
   return {told.data() + 1, uint8_t(told[0])};
 }
 
-NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vector<int>& cards) {
+NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vector<int>& gpus) {
   if (const std::string why = why_not_nccl(operation); !why.empty()) {
     if (required_)
       throw UnavailableError(
@@ -393,27 +393,28 @@ NcclLink* GpuCollectives::connect(const GpuOperation& operation, const std::vect
   auto others = std::make_unique<Ranks>(backend_);
   NcclCommunicators communicators;
   try {
-    communicators.push_back(gpus_.nccl()->open(id, backend_.rank(), backend_.size(), operation.card,
-                                               still_wanted(operation, others.get())));
+    communicators.push_back(support_.nccl()->open(id, backend_.rank(), backend_.size(),
+                                                  operation.gpu,
+                                                  still_wanted(operation, others.get())));
   } catch (const UnavailableError&) {
     await_reason([&] { others->check(described(operation.what, operation.number)); });
     throw;
   }
-  std::unique_ptr<NcclLink>& link = links_[cards];
-  link = std::make_unique<NcclLink>(gpus_, std::move(communicators), std::vector{operation.card},
+  std::unique_ptr<NcclLink>& link = links_[gpus];
+  link = std::make_unique<NcclLink>(support_, std::move(communicators), std::vector{operation.gpu},
                                     std::move(others));
   return link.get();
 }
 
-void GpuCollectives::wait_for_card(int card) {
-  gpus_.runtime.synchronize(card, gpus_.current_stream(card));
-  device::throw_failure(card);
+void GpuCollectives::wait_for_gpu(int gpu) {
+  support_.runtime.synchronize(gpu, support_.current_stream(gpu));
+  device::throw_failure(gpu);
 }
 
 void GpuCollectives::copy_down(const GpuOperation& operation, void* to, const void* from,
                                size_t bytes) {
   if (bytes)
-    gpus_.runtime.copy(operation.card, to, from, bytes, gpus_.current_stream(operation.card));
+    support_.runtime.copy(operation.gpu, to, from, bytes, support_.current_stream(operation.gpu));
 }
 
 void GpuCollectives::copy_up(const GpuOperation& operation, void* to, const void* from,
@@ -437,10 +438,10 @@ void GpuCollectives::all_reduce(const GpuOperation& operation, const LeafReducti
         work.add(reduction.op, piece.dtype, {piece.inputs.begin(), piece.inputs.end()},
                  {piece.outputs.begin(), piece.outputs.end()}, piece.count,
                  int64_t(reduction.owners.size()));
-    return work.run(gpus_, operation.card);
+    return work.run(support_, operation.gpu);
   }
   if (NcclLink* const link = link_for(operation, reduction.pieces))
-    return NcclReduction(gpus_, backend_, reduction, operation.card, -1).run(operation, *link);
+    return NcclReduction(support_, backend_, reduction, operation.gpu, -1).run(operation, *link);
   staged(operation, reduction);
 }
 
@@ -451,9 +452,9 @@ void GpuCollectives::alone(const GpuOperation& operation, const GroupCall& call)
   work.add(call.op, call.in.dtype, {call.in.data}, {call.out.data}, call.in.count);
   const bool combines = call.kind == Collective::all_reduce || call.kind == Collective::reduce ||
                         call.kind == Collective::reduce_scatter;
-  if (combines) return work.run(gpus_, operation.card);
-  gpus_.runtime.copy(operation.card, call.out.data, call.in.data, bytes_of(call.in),
-                     gpus_.current_stream(operation.card));
+  if (combines) return work.run(support_, operation.gpu);
+  support_.runtime.copy(operation.gpu, call.out.data, call.in.data, bytes_of(call.in),
+                        support_.current_stream(operation.gpu));
 }
 
 void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call) {
@@ -471,12 +472,12 @@ void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call
   host.out = {in_place ? buffer : buffer + in_bytes, call.out.count, call.out.dtype};
   if (uses.in) {
     copy_down(operation, host.in.data, call.in.data, bytes_of(call.in));
-    wait_for_card(operation.card);
+    wait_for_gpu(operation.gpu);
   }
   backend_.run(operation.what, host, operation.timeouts);
   if (!uses.out) return;
   copy_up(operation, call.out.data, host.out.data, bytes_of(call.out));
-  wait_for_card(operation.card);  // the buffer is for the next
+  wait_for_gpu(operation.gpu);  // the buffer is for the next
 }
 
 void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& reduction) {
@@ -506,25 +507,25 @@ void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& 
                       piece.shape,
                       piece.number});
   }
-  wait_for_card(operation.card);
+  wait_for_gpu(operation.gpu);
   backend_.all_reduce(operation.what, {pieces, reduction.owners, reduction.op}, operation.timeouts);
   for (size_t i = 0; i < pieces.size(); ++i)
     for (void* const output : reduction.pieces[i].outputs)
       copy_up(operation, output, outputs[i],
               size_t(pieces[i].count) * size_of(result_dtype(reduction.op, pieces[i].dtype)));
-  wait_for_card(operation.card);
+  wait_for_gpu(operation.gpu);
 }
 
 // reduce_scatter: every rank gets its part of the combination.
 void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupCall& call,
                                      NcclLink& link) {
-  const int card = operation.card, n = backend_.size();
-  const device::Stream stream = gpus_.current_stream(card);
+  const int gpu = operation.gpu, n = backend_.size();
+  const device::Stream stream = support_.current_stream(gpu);
   const int64_t count = call.in.count / n;
   const size_t bytes = size_t(count) * size_of(call.in.dtype);
   const std::optional<DType> type = type_in_nccl(call.op, call.in.dtype);
   NcclCommunicator& nccl = link.communicator();
-  Scratch scratch(gpus_, card);
+  Scratch scratch(support_, gpu);
   Reductions after;
   if (!type) {
     std::byte* const parts = scratch.take(bytes * size_t(n));
@@ -536,18 +537,18 @@ void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupC
       }
     });
     const size_t mine = bytes * size_t(backend_.rank());
-    gpus_.runtime.copy(card, parts + mine, at(call.in.data, mine), bytes, stream);
+    support_.runtime.copy(gpu, parts + mine, at(call.in.data, mine), bytes, stream);
     std::vector<const void*> all;
     for (int r = 0; r < n; ++r) all.push_back(parts + bytes * size_t(r));
     after.add(call.op, call.in.dtype, std::move(all), {call.out.data}, count, n);
-    return after.run(gpus_, card);
+    return after.run(support_, gpu);
   }
   const bool wide = base::is_half(call.in.dtype);
   const void* from = call.in.data;
   void* to = call.out.data;
   if (wide) {
     std::byte* const widened = scratch.take(size_t(call.in.count) * sizeof(float));
-    gpus_.kernels.cast(card, stream, from, call.in.dtype, widened, *type, call.in.count);
+    support_.kernels.cast(gpu, stream, from, call.in.dtype, widened, *type, call.in.count);
     from = widened;
     to = scratch.take(size_t(count) * sizeof(float));
   }
@@ -555,15 +556,15 @@ void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupC
     nccl.reduce_scatter(from, to, count, *type, base::partial_op(call.op), stream);
   });
   if (base::divides(call.op)) after.add(call.op, *type, {to}, {to}, count, n);
-  after.run(gpus_, card);
-  if (wide) gpus_.kernels.cast(card, stream, to, *type, call.out.data, call.out.dtype, count);
+  after.run(support_, gpu);
+  if (wide) support_.kernels.cast(gpu, stream, to, *type, call.out.data, call.out.dtype, count);
 }
 
 // gather, scatter and all_to_all: messages between pairs of ranks. A rank's own part is copied.
 void GpuCollectives::exchange_by_nccl(const GpuOperation& operation, const GroupCall& call,
                                       NcclLink& link) {
-  const int card = operation.card, n = backend_.size(), me = backend_.rank(), root = call.root;
-  const device::Stream stream = gpus_.current_stream(card);
+  const int gpu = operation.gpu, n = backend_.size(), me = backend_.rank(), root = call.root;
+  const device::Stream stream = support_.current_stream(gpu);
   NcclCommunicator& nccl = link.communicator();
   const bool sends = call.kind != Collective::scatter || me == root;
   const bool receives = call.kind != Collective::gather || me == root;
@@ -579,11 +580,11 @@ void GpuCollectives::exchange_by_nccl(const GpuOperation& operation, const Group
                           : call.kind == Collective::scatter ? from == root
                                                              : true);
   };
-  Scratch scratch(gpus_, card);
+  Scratch scratch(support_, gpu);
   const void* from = call.in.data;
   if (call.kind == Collective::all_to_all && from == call.out.data) {
     std::byte* const kept = scratch.take(bytes_of(call.in));
-    gpus_.runtime.copy(card, kept, from, bytes_of(call.in), stream);
+    support_.runtime.copy(gpu, kept, from, bytes_of(call.in), stream);
     from = kept;
   }
   link.launch(operation, [&] {
@@ -595,11 +596,11 @@ void GpuCollectives::exchange_by_nccl(const GpuOperation& operation, const Group
   if (!sends || !receives) return;
   void* const own = at(call.out.data, out_step * size_t(me));
   if (const void* const mine = at(from, in_step * size_t(me)); own != mine)
-    gpus_.runtime.copy(card, own, mine, part, stream);
+    support_.runtime.copy(gpu, own, mine, part, stream);
 }
 
 void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& call, NcclLink& link) {
-  const device::Stream stream = gpus_.current_stream(operation.card);
+  const device::Stream stream = support_.current_stream(operation.gpu);
   NcclCommunicator& nccl = link.communicator();
   const size_t in_bytes = bytes_of(call.in), out_bytes = bytes_of(call.out);
   switch (call.kind) {
@@ -612,7 +613,7 @@ void GpuCollectives::by_nccl(const GpuOperation& operation, const GroupCall& cal
       std::iota(owners.begin(), owners.end(), 0);
       const LeafReduction reduction{{&piece, 1}, owners, call.op};
       const int root = call.kind == Collective::reduce ? call.root : -1;
-      return NcclReduction(gpus_, backend_, reduction, operation.card, root).run(operation, link);
+      return NcclReduction(support_, backend_, reduction, operation.gpu, root).run(operation, link);
     }
     case Collective::reduce_scatter:
       if (in_bytes) scatter_by_nccl(operation, call, link);
@@ -642,7 +643,7 @@ void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memo
                                        const Memory& out, std::span<const int64_t> counts) {
   const size_t element = size_of(in.dtype);
   const int me = backend_.rank(), n = backend_.size();
-  const device::Stream stream = gpus_.current_stream(operation.card);
+  const device::Stream stream = support_.current_stream(operation.gpu);
   std::vector<size_t> begins;
   size_t total = 0;
   for (const int64_t count : counts)
@@ -651,12 +652,12 @@ void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memo
   if (n > 1 && !link) {
     std::byte* const buffer = for_collectives_.get(aligned(bytes_of(in)) + total);
     copy_down(operation, buffer, in.data, bytes_of(in));
-    wait_for_card(operation.card);
+    wait_for_gpu(operation.gpu);
     const Memory host_in{buffer, in.count, in.dtype};
     const Memory host_out{buffer + aligned(bytes_of(in)), out.count, out.dtype};
     backend_.all_gather_uneven(operation.what, host_in, host_out, counts, operation.timeouts);
     copy_up(operation, out.data, host_out.data, total);
-    return wait_for_card(operation.card);
+    return wait_for_gpu(operation.gpu);
   }
   if (link && total)
     link->launch(operation, [&] {
@@ -668,8 +669,8 @@ void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memo
       }
     });
   if (in.count)
-    gpus_.runtime.copy(operation.card, at(out.data, begins[size_t(me)]), in.data, bytes_of(in),
-                       stream);
+    support_.runtime.copy(operation.gpu, at(out.data, begins[size_t(me)]), in.data, bytes_of(in),
+                          stream);
 }
 
 }  // namespace tutti::group

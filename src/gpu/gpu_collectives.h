@@ -21,7 +21,7 @@
 namespace tutti::group {
 
 struct GpuOperation : Enqueued {
-  int card;
+  int gpu;
 };
 
 // The type that NCCL combines elements in. None if its result would not be ours: the ranks then
@@ -45,7 +45,7 @@ Uses uses_of(const detail::GroupCall& call, int rank);
 class GpuCollectives {
  public:
   // `required`: no NCCL is an error.
-  GpuCollectives(Backend& backend, const Gpus& gpus, bool required);
+  GpuCollectives(Backend& backend, const GpuSupport& support, bool required);
   ~GpuCollectives();
 
   // Arguments have been checked. Collectives come one at a time; a send and a recv may go on beside
@@ -80,7 +80,7 @@ class GpuCollectives {
 
   // The way to the others by NCCL; null if there is none. A collective.
   NcclLink* link_for(const GpuOperation& operation, std::span<const Piece> list = {});
-  NcclLink* connect(const GpuOperation& operation, const std::vector<int>& cards);
+  NcclLink* connect(const GpuOperation& operation, const std::vector<int>& gpus);
   std::string why_not_nccl(const GpuOperation& operation);  // on all ranks alike
   std::string unique_id(const GpuOperation& operation);     // rank 0's
 
@@ -95,13 +95,13 @@ class GpuCollectives {
 
   void copy_down(const GpuOperation& operation, void* to, const void* from, size_t bytes);
   void copy_up(const GpuOperation& operation, void* to, const void* from, size_t bytes);
-  void wait_for_card(int card);
+  void wait_for_gpu(int gpu);
 
   Backend& backend_;
-  const Gpus& gpus_;
+  const GpuSupport& support_;
   const bool required_;
   bool through_host_ = false;                                    // for good, on all ranks
-  std::map<std::vector<int>, std::unique_ptr<NcclLink>> links_;  // by the cards of all ranks
+  std::map<std::vector<int>, std::unique_ptr<NcclLink>> links_;  // by the GPUs of all ranks
   Pinned for_collectives_, for_sends_, for_recvs_;
 };
 

@@ -51,11 +51,11 @@ using StillWanted = std::function<void()>;
 struct NcclModule {
   std::string (*version)();    // "2.28.3"
   std::string (*unique_id)();  // any bytes, the same number of them each time
-  // This process as `rank` of `size`, with its GPU `card`. All ranks call it, with one rank's id.
-  std::unique_ptr<NcclCommunicator> (*open)(const std::string& id, int rank, int size, int card,
+  // This process as `rank` of `size`, with its GPU `gpu`. All ranks call it, with one rank's id.
+  std::unique_ptr<NcclCommunicator> (*open)(const std::string& id, int rank, int size, int gpu,
                                             const StillWanted& still_wanted);
   // One for each of several GPUs of this process.
-  NcclCommunicators (*open_all)(std::span<const int> cards, const StillWanted& still_wanted);
+  NcclCommunicators (*open_all)(std::span<const int> gpus, const StillWanted& still_wanted);
   // What `calls` asks of these communicators, as one launch; returns when it is enqueued.
   void (*launch)(std::span<const std::unique_ptr<NcclCommunicator>> communicators,
                  const std::function<void()>& calls, const StillWanted& still_wanted);

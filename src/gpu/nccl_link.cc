@@ -73,18 +73,18 @@ void expect_nccl_if_required() {
         "TUTTI_BACKEND=nccl: {}; unset TUTTI_BACKEND to move data in host memory", why));
 }
 
-const Gpus& gpus() {
-  static const Gpus* const all = [] {
+const GpuSupport& gpu_support() {
+  static const GpuSupport* const all = [] {
     const device::CudaModule* const cuda = device::cuda_module();
     if (!cuda) throw InternalError("group: there are no GPUs: " + device::why_no_gpus());
-    return new Gpus{cuda->runtime(), kernels::gpu_kernels(), device::current_stream, nccl_module,
+    return new GpuSupport{cuda->runtime(), kernels::gpu_kernels(), device::current_stream, nccl_module,
                     why_no_nccl};
   }();
   return *all;
 }
 
 StillWanted still_wanted(const Enqueued& operation, NcclLink::Others* others) {
-  // Shared: a launch may ask on one thread for each card.
+  // Shared: a launch may ask on one thread for each GPU.
   return [operation, others, began = Clock::now(),
           looked = std::make_shared<std::atomic<Clock::time_point>>()] {
     const auto now = Clock::now();
@@ -107,22 +107,22 @@ void await_reason(const StillWanted& check) {
 
 // What the link and its watch share.
 struct NcclLink::State {
-  State(const Gpus& g, NcclCommunicators c, std::vector<int> on, std::unique_ptr<Others> o)
-      : gpus(g), communicators(std::move(c)), cards(std::move(on)), others(std::move(o)) {}
+  State(const GpuSupport& g, NcclCommunicators c, std::vector<int> on, std::unique_ptr<Others> o)
+      : support(g), communicators(std::move(c)), gpus(std::move(on)), others(std::move(o)) {}
   ~State();
 
   struct UnderWay {
     Enqueued operation;
-    std::vector<device::Event> begins, ends;           // one for each card
+    std::vector<device::Event> begins, ends;           // one for each GPU
     Deadline deadline = Deadline(operation.timeouts);  // from when it is the first under way
   };
   using Failure = std::pair<ErrorCode, std::string>;
 
-  const Gpus& gpus;
+  const GpuSupport& support;
   // Under `launching`, as is everything that is asked of them.
   std::mutex launching;
   NcclCommunicators communicators;
-  const std::vector<int> cards;
+  const std::vector<int> gpus;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -135,16 +135,16 @@ struct NcclLink::State {
 
   std::vector<device::Event> record() {
     std::vector<device::Event> events;
-    for (const int card : cards)
-      events.push_back(gpus.runtime.record(card, gpus.current_stream(card)));
+    for (const int gpu : gpus)
+      events.push_back(support.runtime.record(gpu, support.current_stream(gpu)));
     return events;
   }
   void release(const std::vector<device::Event>& events) noexcept {
-    for (const device::Event event : events) gpus.runtime.release(event);
+    for (const device::Event event : events) support.runtime.release(event);
   }
   bool passed(const std::vector<device::Event>& events) {
     return std::ranges::all_of(
-        events, [&](const device::Event event) { return gpus.runtime.reached(event); });
+        events, [&](const device::Event event) { return support.runtime.reached(event); });
   }
   void throw_failure() {
     std::unique_lock lock(mutex);
@@ -235,7 +235,7 @@ void NcclLink::State::fail(ErrorCode code, std::string text) {
   }
   // Before the GPU goes on: a thread that waits for it must find the error.
   if (!under_way.empty())
-    for (const int card : cards) device::fail(card, code, text);
+    for (const int gpu : gpus) device::fail(gpu, code, text);
   failure = {code, text};
   changed.notify_one();
 }
@@ -370,14 +370,14 @@ void NcclLink::State::run() {
 
 void NcclLink::State::say_goodbye() noexcept {
   if (failure) return;
-  gpus.nccl()->close(std::move(communicators), [until = Clock::now() + timing::kGpuShutdown] {
+  support.nccl()->close(std::move(communicators), [until = Clock::now() + timing::kGpuShutdown] {
     if (Clock::now() > until) throw DeadlineExceededError("farewell");
   });
 }
 
-NcclLink::NcclLink(const Gpus& gpus, NcclCommunicators communicators, std::vector<int> cards,
+NcclLink::NcclLink(const GpuSupport& support, NcclCommunicators communicators, std::vector<int> gpus,
                    std::unique_ptr<Others> others)
-    : state_(std::make_shared<State>(gpus, std::move(communicators), std::move(cards),
+    : state_(std::make_shared<State>(support, std::move(communicators), std::move(gpus),
                                      std::move(others))) {
   Watches::instance().add(state_);
 }
@@ -405,7 +405,7 @@ void NcclLink::launch(const Enqueued& operation, const std::function<void()>& ca
   try {
     std::lock_guard exclusive(state.launching);
     state.throw_failure();  // after which there is no communicator
-    state.gpus.nccl()->launch(state.communicators, calls, still);
+    state.support.nccl()->launch(state.communicators, calls, still);
   } catch (const Error& error) {
     state.release(next.begins);
     state.explain(error, described(operation));

@@ -18,14 +18,14 @@
 namespace tutti::group {
 
 // What collectives need of the GPUs of this process; tests put others in their place.
-struct Gpus {
+struct GpuSupport {
   device::GpuRuntime& runtime;
   kernels::GpuKernels& kernels;
-  device::Stream (*current_stream)(int card);
+  device::Stream (*current_stream)(int gpu);
   const NcclModule* (*nccl)();
   const std::string& (*why_no_nccl)();
 };
-const Gpus& gpus();  // InternalError if there are none
+const GpuSupport& gpu_support();  // InternalError if there are none
 
 // An operation, for errors.
 struct Enqueued {
@@ -48,8 +48,8 @@ class NcclLink {
     virtual std::string me() const = 0;
   };
 
-  // One card for each communicator. `others` may be null.
-  NcclLink(const Gpus& gpus, NcclCommunicators communicators, std::vector<int> cards,
+  // One GPU for each communicator. `others` may be null.
+  NcclLink(const GpuSupport& support, NcclCommunicators communicators, std::vector<int> gpus,
            std::unique_ptr<Others> others);
   // Never waits. What is under way goes on to its end or its deadline, watched by a thread. At exit
   // the threads of all links, those that still exist too, are joined: what is under way then gets

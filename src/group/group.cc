@@ -25,7 +25,7 @@ namespace detail {
 Memory read(const Tensor& tensor) {
   if (!tensor) throw InvalidArgumentError("group: the tensor holds nothing");
   const Device& device = TensorAccess::device(tensor);
-  if (!device.in_host_memory() && device.card() < 0)
+  if (!device.in_host_memory() && device.gpu() < 0)
     throw InvalidArgumentError(
         fmt::format("group: {} is neither in host memory nor on a GPU", tensor.to_string()));
   return {TensorAccess::data(tensor), tensor.num_elements(), tensor.dtype(), &tensor};

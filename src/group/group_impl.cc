@@ -63,8 +63,8 @@ Timeouts timeouts_of(const CommunicationOptions& options) {
 }
 
 // The GPU that holds it; -1: host memory.
-int card_of(const Memory& memory) {
-  return memory.tensor ? TensorAccess::device(*memory.tensor).card() : -1;
+int gpu_of(const Memory& memory) {
+  return memory.tensor ? TensorAccess::device(*memory.tensor).gpu() : -1;
 }
 
 [[noreturn]] void on_two_devices(Collective kind, const Tensor* one, const Tensor* other) {
@@ -75,16 +75,16 @@ int card_of(const Memory& memory) {
                             text(one), text(other)));
 }
 
-int card_of(const GroupCall& call, int rank) {
-  const int in = card_of(call.in), out = card_of(call.out);
+int gpu_of(const GroupCall& call, int rank) {
+  const int in = gpu_of(call.in), out = gpu_of(call.out);
   if (in < 0 && out < 0) return -1;
   const group::Uses uses = group::uses_of(call, rank);
   if (uses.in && uses.out && in != out) on_two_devices(call.kind, call.in.tensor, call.out.tensor);
   return uses.in ? in : out;
 }
 
-group::Route route_of(int card, const CommunicationOptions& options) {
-  if (card < 0) return group::Route::host;
+group::Route route_of(int gpu, const CommunicationOptions& options) {
+  if (gpu < 0) return group::Route::host;
   return options.implementation == CommunicationImplementation::RING ? group::Route::gpu_by_host
                                                                      : group::Route::gpu;
 }
@@ -315,22 +315,22 @@ void GroupImpl::in_order(const Step& step, const F& operation) {
 
 group::GpuCollectives& GroupImpl::on_gpus() {
   std::call_once(gpus_used_, [&] {
-    on_gpus_ = std::make_unique<group::GpuCollectives>(*backend_, group::gpus(),
+    on_gpus_ = std::make_unique<group::GpuCollectives>(*backend_, group::gpu_support(),
                                                        base::settings().backend == "nccl");
   });
   return *on_gpus_;
 }
 
-void GroupImpl::perform(const Description& what, int card, const GroupCall& call, Timeouts timeouts,
+void GroupImpl::perform(const Description& what, int gpu, const GroupCall& call, Timeouts timeouts,
                         const group::Record& record) {
-  if (card < 0) return backend_->run(what, call, timeouts);
-  on_gpus().run({{what, record.number(), timeouts}, card}, call);
+  if (gpu < 0) return backend_->run(what, call, timeouts);
+  on_gpus().run({{what, record.number(), timeouts}, gpu}, call);
 }
 
 void GroupImpl::perform(const Description& what, const group::LeafReduction& reduction,
                         Timeouts timeouts) {
-  if (reduction.card < 0) return backend_->all_reduce(what, reduction, timeouts);
-  on_gpus().all_reduce({{what, collectives_.number(), timeouts}, reduction.card}, reduction);
+  if (reduction.gpu < 0) return backend_->all_reduce(what, reduction, timeouts);
+  on_gpus().all_reduce({{what, collectives_.number(), timeouts}, reduction.gpu}, reduction);
 }
 
 void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) {
@@ -338,38 +338,38 @@ void GroupImpl::run(const GroupCall& call, const CommunicationOptions& options) 
       options.implementation != CommunicationImplementation::AUTO)
     options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
-  const int card = card_of(call, rank());
+  const int gpu = gpu_of(call, rank());
   const Timeouts timeouts = timeouts_of(options);
   const Step step{what, bytes_of(call)};
   expect_own_process(group::name(call.kind));
   // `what.route` stays `host`: the peer's side of a message may be in host memory.
   if (call.kind == Collective::send) {
     std::lock_guard lock(sending_);
-    return recorded(sent_, step, [&] { perform(what, card, call, timeouts, sent_); });
+    return recorded(sent_, step, [&] { perform(what, gpu, call, timeouts, sent_); });
   }
   if (call.kind == Collective::recv) {
     std::lock_guard lock(receiving_);
-    return recorded(received_, step, [&] { perform(what, card, call, timeouts, received_); });
+    return recorded(received_, step, [&] { perform(what, gpu, call, timeouts, received_); });
   }
-  what.route = route_of(card, options);
-  in_order(step, [&] { perform(what, card, call, timeouts, collectives_); });
+  what.route = route_of(gpu, options);
+  in_order(step, [&] { perform(what, gpu, call, timeouts, collectives_); });
 }
 
 Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options) {
   expect_own_process(group::name(call.kind));
   options.validate(group::name(call.kind));
   Description what = checked(call, rank(), size());
-  const int card = card_of(call, rank());
-  what.route = route_of(card, options);
+  const int gpu = gpu_of(call, rank());
+  what.route = route_of(gpu, options);
   // The caller's handles may be gone before the operation is done.
   const auto handle = [](const Memory& memory) {
     return memory.tensor ? *memory.tensor : Tensor();
   };
-  return enqueue([this, what, card, call = GroupCall(call), in = handle(call.in),
+  return enqueue([this, what, gpu, call = GroupCall(call), in = handle(call.in),
                   out = handle(call.out), timeouts = timeouts_of(options)]() mutable {
     call.in.tensor = in ? &in : nullptr;
     call.out.tensor = out ? &out : nullptr;
-    collective({what, bytes_of(call)}, [&] { perform(what, card, call, timeouts, collectives_); });
+    collective({what, bytes_of(call)}, [&] { perform(what, gpu, call, timeouts, collectives_); });
   });
 }
 
@@ -383,8 +383,8 @@ struct TensorList {
     what = {.kind = Collective::all_reduce, .op = op, .tensors = uint32_t(list.size())};
     for (const Tensor& tensor : tensors) {
       const Memory memory = write(tensor);
-      if (inputs.empty()) card = card_of(memory);
-      if (card_of(memory) != card) on_two_devices(Collective::all_reduce, &tensors[0], &tensor);
+      if (inputs.empty()) gpu = gpu_of(memory);
+      if (gpu_of(memory) != gpu) on_two_devices(Collective::all_reduce, &tensors[0], &tensor);
       if (result_dtype(op, memory.dtype) != memory.dtype)
         invalid(Collective::all_reduce,
                 fmt::format("the {} of {} is {}, which does not fit in place", name(op),
@@ -401,7 +401,7 @@ struct TensorList {
                         tensors[i].dtype(),
                         &tensors[i].shape()});
     for (int r = 0; r < size; ++r) owners.push_back(r);
-    what.route = route_of(card, options);
+    what.route = route_of(gpu, options);
     check_apart_from_each_other();
   }
   TensorList(const TensorList&) = delete;
@@ -423,7 +423,7 @@ struct TensorList {
   std::vector<void*> outputs;
   std::vector<group::Piece> pieces;
   std::vector<int> owners;
-  int card = -1;
+  int gpu = -1;
   Description what;
 };
 
@@ -436,7 +436,7 @@ void GroupImpl::all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   options.validate("all_reduce");
   const TensorList list(tensors, op, size(), options);
   in_order({list.what, bytes_of(list.pieces)}, [&] {
-    perform(list.what, {list.pieces, list.owners, op, list.card}, timeouts_of(options));
+    perform(list.what, {list.pieces, list.owners, op, list.gpu}, timeouts_of(options));
   });
 }
 
@@ -449,7 +449,7 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   const auto list = std::make_shared<const TensorList>(tensors, op, size(), options);
   return enqueue([this, list, op, timeouts = timeouts_of(options)] {
     collective({list->what, bytes_of(list->pieces)}, [&] {
-      perform(list->what, {list->pieces, list->owners, op, list->card}, timeouts);
+      perform(list->what, {list->pieces, list->owners, op, list->gpu}, timeouts);
     });
   });
 }
@@ -458,7 +458,7 @@ void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
                                   const CommunicationOptions& options) {
   options.validate("all_reduce");
   Description what{.kind = Collective::all_reduce,
-                   .route = route_of(reduction.card, options),
+                   .route = route_of(reduction.gpu, options),
                    .op = reduction.op,
                    .tensors = uint32_t(reduction.pieces.size())};
   if (!reduction.pieces.empty()) {
@@ -476,15 +476,15 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
                                   std::span<const int64_t> counts,
                                   const CommunicationOptions& options) {
   const GroupCall call{Collective::all_gather, in, out};
-  const int card = card_of(call, rank());
-  Description what{.kind = call.kind, .route = route_of(card, options)};
+  const int gpu = gpu_of(call, rank());
+  Description what{.kind = call.kind, .route = route_of(gpu, options)};
   what.dtype = in.dtype;
   what.extents = {out.count};
   for (const int64_t count : counts) what.others = base::mixed(what.others + 1, uint64_t(count));
   const Timeouts timeouts = timeouts_of(options);
   in_order({what, bytes_of(out)}, [&] {
-    if (card < 0) return backend_->all_gather_uneven(what, in, out, counts, timeouts);
-    on_gpus().all_gather_uneven({{what, collectives_.number(), timeouts}, card}, in, out, counts);
+    if (gpu < 0) return backend_->all_gather_uneven(what, in, out, counts, timeouts);
+    on_gpus().all_gather_uneven({{what, collectives_.number(), timeouts}, gpu}, in, out, counts);
   });
 }
 

@@ -70,7 +70,7 @@ class GroupImpl {
                   const CommunicationOptions& options);
   Work start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
                         const CommunicationOptions& options);
-  // The replicas of this rank are leaves of the tree; see LeafReduction. With `card`, on that GPU.
+  // The replicas of this rank are leaves of the tree; see LeafReduction. With `gpu`, on that GPU.
   void all_reduce_leaves(const group::LeafReduction& reduction,
                          const CommunicationOptions& options);
   void all_gather_uneven(const Memory& in, const Memory& out, std::span<const int64_t> counts,
@@ -91,8 +91,8 @@ class GroupImpl {
   template <class F>
   void recorded(group::Record& record, const Step& step, const F& operation);
   void compare_stragglers();
-  // On the host, or on a GPU if `card` or the reduction's card is one.
-  void perform(const group::Description& what, int card, const GroupCall& call,
+  // On the host, or on a GPU if `gpu` or the reduction's GPU is one.
+  void perform(const group::Description& what, int gpu, const GroupCall& call,
                group::Timeouts timeouts, const group::Record& record);
   void perform(const group::Description& what, const group::LeafReduction& reduction,
                group::Timeouts timeouts);

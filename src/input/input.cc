@@ -72,10 +72,10 @@ namespace {
 
 // To a GPU, beside what it computes: the next batch need not wait for this one to be done with.
 Tensor uploaded(const Tensor& tensor, Device& device) {
-  if (device.card() < 0 || !TensorAccess::device(tensor).in_host_memory())
+  if (device.gpu() < 0 || !TensorAccess::device(tensor).in_host_memory())
     return detail::clone_to(tensor, device);
   std::shared_ptr<void> memory =
-      device::upload(device.card(), tensor.const_data(), tensor.num_bytes());
+      device::upload(device.gpu(), tensor.const_data(), tensor.num_bytes());
   void* const data = memory.get();
   return TensorAccess::wrap(std::move(memory), data, tensor.shape(), tensor.dtype(), device, false);
 }

@@ -16,12 +16,12 @@ namespace gpu {
 
 namespace {
 
-// `values` on `card`, for what is enqueued next.
+// `values` on `gpu`, for what is enqueued next.
 class Uploaded {
  public:
-  Uploaded(int card, const void* values, size_t bytes)
-      : card_(card), stream_(device::current_stream(card)), data_(allocate(bytes), Free{this}) {
-    device::cuda_module()->runtime().copy(card, data_.get(), values, bytes, stream_);
+  Uploaded(int gpu, const void* values, size_t bytes)
+      : gpu_(gpu), stream_(device::current_stream(gpu)), data_(allocate(bytes), Free{this}) {
+    device::cuda_module()->runtime().copy(gpu, data_.get(), values, bytes, stream_);
   }
   Uploaded(const Uploaded&) = delete;
   Uploaded& operator=(const Uploaded&) = delete;
@@ -35,38 +35,38 @@ class Uploaded {
   struct Free {
     const Uploaded* uploaded;
     void operator()(void* data) const {
-      device::cuda_module()->runtime().deallocate(uploaded->card_, data, uploaded->stream_);
+      device::cuda_module()->runtime().deallocate(uploaded->gpu_, data, uploaded->stream_);
     }
   };
   void* allocate(size_t bytes) const {
-    return device::allocate_on_card(device::cuda_module()->runtime(), card_,
-                                    std::max<size_t>(bytes, 1), stream_);
+    return device::allocate_on_gpu(device::cuda_module()->runtime(), gpu_,
+                                   std::max<size_t>(bytes, 1), stream_);
   }
 
-  const int card_;
+  const int gpu_;
   const device::Stream stream_;
   const std::unique_ptr<void, Free> data_;
 };
 
 }  // namespace
 
-void reduce(int card, std::span<const Reduction> batch) {
-  gpu_kernels().reduce(card, device::current_stream(card), batch);
+void reduce(int gpu, std::span<const Reduction> batch) {
+  gpu_kernels().reduce(gpu, device::current_stream(gpu), batch);
 }
 
-void cast(int card, const void* from, DType from_type, void* to, DType to_type, int64_t count) {
-  gpu_kernels().cast(card, device::current_stream(card), from, from_type, to, to_type, count);
+void cast(int gpu, const void* from, DType from_type, void* to, DType to_type, int64_t count) {
+  gpu_kernels().cast(gpu, device::current_stream(gpu), from, from_type, to, to_type, count);
 }
 
-void fill(int card, void* to, const void* element, size_t element_size, int64_t count) {
-  gpu_kernels().fill(card, device::current_stream(card), to, element, element_size, count);
+void fill(int gpu, void* to, const void* element, size_t element_size, int64_t count) {
+  gpu_kernels().fill(gpu, device::current_stream(gpu), to, element, element_size, count);
 }
 
-void update(int card, Update update, DType dtype, void* target, const void* value, int64_t count) {
-  gpu_kernels().update(card, device::current_stream(card), update, dtype, target, value, count);
+void update(int gpu, Update update, DType dtype, void* target, const void* value, int64_t count) {
+  gpu_kernels().update(gpu, device::current_stream(gpu), update, dtype, target, value, count);
 }
 
-void update_rows(int card, Update update, DType dtype, void* target, const void* values,
+void update_rows(int gpu, Update update, DType dtype, void* target, const void* values,
                  int64_t width, std::span<const int64_t> rows) {
   if (rows.empty() || width == 0) return;
   std::vector<int64_t> order(rows.size());
@@ -79,15 +79,15 @@ void update_rows(int card, Update update, DType dtype, void* target, const void*
       updates.push_back({row, int64_t(i), int64_t(i)});
     ++updates.back().end;
   }
-  const Uploaded card_updates(card, updates.data(), updates.size() * sizeof(RowUpdate));
-  const Uploaded card_order(card, order.data(), order.size() * sizeof(int64_t));
-  gpu_kernels().update_rows(card, device::current_stream(card), update, dtype, target, values,
-                            width, card_updates.as<RowUpdate>(), int64_t(updates.size()),
-                            card_order.as<int64_t>());
+  const Uploaded gpu_updates(gpu, updates.data(), updates.size() * sizeof(RowUpdate));
+  const Uploaded gpu_order(gpu, order.data(), order.size() * sizeof(int64_t));
+  gpu_kernels().update_rows(gpu, device::current_stream(gpu), update, dtype, target, values, width,
+                            gpu_updates.as<RowUpdate>(), int64_t(updates.size()),
+                            gpu_order.as<int64_t>());
 }
 
-void scale(int card, double* values, int64_t count, double factor, bool divide) {
-  gpu_kernels().scale(card, device::current_stream(card), values, count, factor, divide);
+void scale(int gpu, double* values, int64_t count, double factor, bool divide) {
+  gpu_kernels().scale(gpu, device::current_stream(gpu), values, count, factor, divide);
 }
 
 }  // namespace gpu

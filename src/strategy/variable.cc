@@ -281,12 +281,12 @@ void Variable::apply(Update update, const Value& value, size_t i) const {
     width = shape()[0] ? target.num_elements() / shape()[0] : 0;
   }
   const auto kind = kernels::Update(update);
-  if (device.card() >= 0) {
+  if (device.gpu() >= 0) {
     if (value.is_sparse())
-      kernels::gpu::update_rows(device.card(), kind, dtype(), target.data(), source.const_data(),
+      kernels::gpu::update_rows(device.gpu(), kind, dtype(), target.data(), source.const_data(),
                                 width, rows);
     else
-      kernels::gpu::update(device.card(), kind, dtype(), target.data(), source.const_data(), width);
+      kernels::gpu::update(device.gpu(), kind, dtype(), target.data(), source.const_data(), width);
     return;
   }
   kernels::with_type(dtype(), [&]<class T>(T*) {

@@ -81,19 +81,19 @@ void check_contiguous(const DLTensor& tensor, const Shape& shape) {
 detail::Device& device_for(int32_t device_type, int32_t device_id) {
   const bool on_host =
       device_type == kDLCPU || device_type == kDLCUDAHost || device_type == kDLROCMHost;
-  const int card = device_type == kDLCUDA ? device_id : -1;
+  const int gpu = device_type == kDLCUDA ? device_id : -1;
   if ((on_host && device::current().in_host_memory()) ||
-      (card >= 0 && device::current().card() == card))
+      (gpu >= 0 && device::current().gpu() == gpu))
     return device::current();
   if (on_host) return device::find("/cpu:0", "from_dlpack");
-  if (card >= 0)
+  if (gpu >= 0)
     for (const std::string& name : list_logical_devices("GPU"))
-      if (detail::Device& device = device::find(name, "from_dlpack"); device.card() == card)
+      if (detail::Device& device = device::find(name, "from_dlpack"); device.gpu() == gpu)
         return device;
   throw InvalidArgumentError(fmt::format(
       "from_dlpack: memory on DLPack's device type {} is not host memory{}; move the tensor to "
       "the CPU first",
-      device_type, card >= 0 ? fmt::format(", and this process has no GPU {}", card) : ""));
+      device_type, gpu >= 0 ? fmt::format(", and this process has no GPU {}", gpu) : ""));
 }
 
 template <class Managed>
@@ -130,7 +130,7 @@ struct Exported {
 template <class Managed>
 Managed* export_as(const Tensor& tensor) {
   const detail::Device& device = detail::TensorAccess::device(tensor);
-  if (!device.in_host_memory() && device.card() < 0)
+  if (!device.in_host_memory() && device.gpu() < 0)
     throw InvalidArgumentError(
         fmt::format("to_dlpack: {} is in memory that DLPack has no name for", tensor.to_string()));
   auto* const exported = new Exported<Managed>;
@@ -146,7 +146,7 @@ Managed* export_as(const Tensor& tensor) {
   };
   managed.dl_tensor = {
       .data = const_cast<void*>(tensor.const_data()),
-      .device = device.card() < 0 ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.card()},
+      .device = device.gpu() < 0 ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.gpu()},
       .ndim = int32_t(exported->shape.size()),
       .dtype = to_dl(tensor.dtype()),
       .shape = exported->shape.data(),

@@ -52,12 +52,12 @@ Tensor clone_to(const Tensor& tensor, Device& device) {
 }
 
 Tensor within_reach(const Tensor& tensor, Device& device) {
-  return TensorAccess::device(tensor).card() == device.card() ? tensor : clone_to(tensor, device);
+  return TensorAccess::device(tensor).gpu() == device.gpu() ? tensor : clone_to(tensor, device);
 }
 
 void scale(const Tensor& tensor, double factor, bool divide) {
-  if (const int card = TensorAccess::device(tensor).card(); card >= 0)
-    return kernels::gpu::scale(card, static_cast<double*>(tensor.data()), tensor.num_elements(),
+  if (const int gpu = TensorAccess::device(tensor).gpu(); gpu >= 0)
+    return kernels::gpu::scale(gpu, static_cast<double*>(tensor.data()), tensor.num_elements(),
                                factor, divide);
   for (double& x : tensor.span<double>()) x = divide ? x / factor : x * factor;
 }
@@ -106,7 +106,7 @@ Tensor Tensor::full(const Shape& shape, double value, DType dtype, std::string_v
   const Tensor result = TensorAccess::empty(shape, dtype, target);
   std::byte* const data = static_cast<std::byte*>(TensorAccess::data(result));
   if (!target.in_host_memory()) {
-    kernels::gpu::fill(target.card(), data, element, size_of(dtype), result.num_elements());
+    kernels::gpu::fill(target.gpu(), data, element, size_of(dtype), result.num_elements());
     return result;
   }
   // Fill one block by doubling, then the rest from it.
@@ -212,7 +212,7 @@ Tensor Tensor::to(DType target) const {
   if (impl().device.in_host_memory())
     kernels::cast(const_data(), dtype(), to, target, num_elements());
   else
-    kernels::gpu::cast(impl().device.card(), const_data(), dtype(), to, target, num_elements());
+    kernels::gpu::cast(impl().device.gpu(), const_data(), dtype(), to, target, num_elements());
   return result;
 }
 

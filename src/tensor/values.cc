@@ -69,8 +69,8 @@ Tensor sum_rows(const IndexedSlices& slices, const std::vector<int64_t>& rows,
   const Tensor values = half ? slices.values.to(acc) : slices.values;
   const Tensor out = Tensor::zeros(out_shape, acc, slices.device());
   const int64_t width = rows.empty() ? 0 : values.num_elements() / int64_t(rows.size());
-  if (const int card = detail::TensorAccess::device(out).card(); card >= 0) {
-    kernels::gpu::update_rows(card, kernels::Update::add, acc, out.data(), values.const_data(),
+  if (const int gpu = detail::TensorAccess::device(out).gpu(); gpu >= 0) {
+    kernels::gpu::update_rows(gpu, kernels::Update::add, acc, out.data(), values.const_data(),
                               width, rows);
     return half ? out.to(slices.dtype()) : out;
   }

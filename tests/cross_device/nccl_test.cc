@@ -43,10 +43,10 @@ TEST(LaunchOrder, IsOneLaunchForEachOfNumPacks) {
 }
 
 // A GPU whose memory is the host's.
-class FakeCard : public detail::Device {
+class FakeGpu : public detail::Device {
  public:
-  FakeCard(int index, int card) : Device("GPU", index), card_(card) {}
-  int card() const override { return card_; }
+  FakeGpu(int index, int gpu) : Device("GPU", index), gpu_(gpu) {}
+  int gpu() const override { return gpu_; }
   std::shared_ptr<void> allocate(size_t bytes) override {
     device::MemoryPool& pool = device::MemoryPool::host();
     return {pool.allocate(bytes), [&pool, bytes](void* data) { pool.deallocate(data, bytes); }};
@@ -56,14 +56,14 @@ class FakeCard : public detail::Device {
   void copy_to_host(void*, const void*, size_t) override {}
 
  private:
-  const int card_;
+  const int gpu_;
 };
 
 class NcclReduce : public ::testing::Test {
  protected:
-  // Two GPUs for each of two cards.
+  // Two GPUs for each of two GPUs.
   static detail::Device& gpu(int index) {
-    static FakeCard all[] = {{0, 0}, {1, 1}, {2, 0}, {3, 1}};
+    static FakeGpu all[] = {{0, 0}, {1, 1}, {2, 0}, {3, 1}};
     return all[index];
   }
 
@@ -90,12 +90,12 @@ class NcclReduce : public ::testing::Test {
   testing::FakeGpus& fake = testing::FakeGpus::make();
 };
 
-TEST_F(NcclReduce, IsForDenseValuesOnDistinctCards) {
+TEST_F(NcclReduce, IsForDenseValuesOnDistinctGpus) {
   const auto [value, destinations] = pair<float>({1}, {2});
   EXPECT_EQ(cross_device::distinct_gpus(ReduceOp::SUM, value, destinations), 2u);
   EXPECT_EQ(cross_device::distinct_gpus(ReduceOp::MIN, value, destinations), 0u);
-  const PerReplica<Value> one_card{on<float>(0, {1}), on<float>(2, {2})};
-  EXPECT_EQ(cross_device::distinct_gpus(ReduceOp::SUM, one_card, Destinations(one_card)), 0u);
+  const PerReplica<Value> one_gpu{on<float>(0, {1}), on<float>(2, {2})};
+  EXPECT_EQ(cross_device::distinct_gpus(ReduceOp::SUM, one_gpu, Destinations(one_gpu)), 0u);
   EXPECT_EQ(cross_device::distinct_gpus(ReduceOp::SUM, value, Destinations(value[0].tensor())), 0u);
   const PerReplica<Value> host{Value(Tensor::of<float>({1})), Value(on<float>(1, {2}))};
   EXPECT_EQ(cross_device::distinct_gpus(ReduceOp::SUM, host, Destinations(host)), 0u);

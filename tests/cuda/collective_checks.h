@@ -16,7 +16,7 @@ namespace tutti::testing {
 // One rank's part; all ranks do the same.
 class CollectiveChecks {
  public:
-  // `gpus`: the rank's own, of one card.
+  // `gpus`: the rank's own, of one GPU.
   CollectiveChecks(const Group& group, std::vector<std::string> gpus)
       : group_(group), gpus_(std::move(gpus)) {}
 

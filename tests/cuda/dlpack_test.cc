@@ -17,22 +17,22 @@ TEST_F(GpuDLPack, GoesOutAndComesBackWithoutACopy) {
   const Tensor t = Tensor::of<float>({1, 2, 3, 4, 5, 6}, gpu(1)).reshape({2, 3});
   DLManagedTensor* const out = t.to_dlpack();
   EXPECT_EQ(out->dl_tensor.device.device_type, kDLCUDA);
-  EXPECT_EQ(out->dl_tensor.device.device_id, cuda_card(gpu(1)));
+  EXPECT_EQ(out->dl_tensor.device.device_id, cuda_device(gpu(1)));
   EXPECT_EQ(out->dl_tensor.data, t.data());
   const Tensor back = Tensor::from_dlpack(out);
   EXPECT_EQ(back.const_data(), t.const_data());
   EXPECT_EQ(back.shape(), (Shape{2, 3}));
-  EXPECT_EQ(cuda_card(back.device()), cuda_card(t.device()));
+  EXPECT_EQ(cuda_device(back.device()), cuda_device(t.device()));
   EXPECT_EQ(back.to_vector<float>(), F({1, 2, 3, 4, 5, 6}));
 }
 
-TEST_F(GpuDLPack, ComesToTheCurrentDeviceWhereThatIsOnTheCard) {
+TEST_F(GpuDLPack, ComesToTheCurrentDeviceWhereThatIsOnTheGpu) {
   for (size_t i = 0; i < 3; ++i) {
     const Tensor t = Tensor::of<float>({1, 2}, gpu(i));
     const DeviceScope scope(gpu(2));
     const Tensor back = Tensor::from_dlpack(t.to_dlpack_versioned());
-    EXPECT_EQ(cuda_card(back.device()), cuda_card(gpu(i)));
-    if (cuda_card(gpu(i)) == cuda_card(gpu(2))) {
+    EXPECT_EQ(cuda_device(back.device()), cuda_device(gpu(i)));
+    if (cuda_device(gpu(i)) == cuda_device(gpu(2))) {
       EXPECT_EQ(back.device(), gpu(2));
     }
     EXPECT_EQ(back.to_vector<float>(), F({1, 2}));
@@ -47,7 +47,7 @@ TEST_F(GpuDLPack, KeepsHostMemoryOnTheHost) {
   EXPECT_EQ(back.span<const float>()[1], 2);
 }
 
-TEST_F(GpuDLPack, OfACardThatIsNotThereIsAnError) {
+TEST_F(GpuDLPack, OfAGpuThatIsNotThereIsAnError) {
   DLManagedTensor* const out = Tensor::of<float>({1, 2}, gpu(0)).to_dlpack();
   out->dl_tensor.device.device_id = 99;
   EXPECT_ERROR(InvalidArgumentError, "no GPU 99", Tensor::from_dlpack(out));
@@ -55,7 +55,7 @@ TEST_F(GpuDLPack, OfACardThatIsNotThereIsAnError) {
 }
 
 TEST_F(GpuDLPack, FollowsTheStreamOfAScope) {
-  void* const stream = testing::runtime().make_stream(cuda_card());
+  void* const stream = testing::runtime().make_stream(cuda_device());
   const Tensor t = Tensor::full({1000}, 2, DType::float64, gpu(0));
   {
     const StreamScope scope(stream);

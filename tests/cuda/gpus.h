@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests on GPUs share. They run on a fake card unless TUTTI_TEST_GPU=real.
+// What the tests on GPUs share. They run on a fake GPU unless TUTTI_TEST_GPU=real.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ bool is_fake();
 
 inline device::GpuRuntime& runtime() { return device::cuda_module()->runtime(); }
 inline kernels::GpuKernels& kernels_of_gpus() { return kernels::gpu_kernels(); }
-inline int cards() { return runtime().cards(); }
+inline int physical_gpus() { return runtime().gpus(); }
 
 inline std::string gpu(size_t index) { return canonicalize("/gpu:" + std::to_string(index)); }
 
@@ -60,8 +60,8 @@ inline Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed, bool
 
 // As a program's own kernel would: multiplies a float64 tensor on this thread's stream.
 inline void multiply(const Tensor& tensor, double factor) {
-  const int card = cuda_card(tensor.device());
-  kernels_of_gpus().scale(card, cuda_stream(tensor.device()), static_cast<double*>(tensor.data()),
+  const int gpu = cuda_device(tensor.device());
+  kernels_of_gpus().scale(gpu, cuda_stream(tensor.device()), static_cast<double*>(tensor.data()),
                           tensor.num_elements(), factor, false);
 }
 
@@ -69,6 +69,6 @@ inline void multiply(const Tensor& tensor, double factor) {
 
 #define NEEDS_FAKE(why) \
   if (!::tutti::testing::is_fake()) GTEST_SKIP() << "only the fake " << (why)
-#define NEEDS_CARDS(n)                 \
-  if (::tutti::testing::cards() < (n)) \
-  GTEST_SKIP() << "needs " << (n) << " cards, and there are " << ::tutti::testing::cards()
+#define NEEDS_GPUS(n)                          \
+  if (::tutti::testing::physical_gpus() < (n)) \
+  GTEST_SKIP() << "needs " << (n) << " GPUs, and there are " << ::tutti::testing::physical_gpus()

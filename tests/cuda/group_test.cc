@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between ranks with GPUs: by a fake of NCCL if each has a card of its own, else
+// Collectives between ranks with GPUs: by a fake of NCCL if each has a GPU of its own, else
 // through host memory.
 #include <gmock/gmock.h>
 
@@ -11,22 +11,22 @@
 namespace tutti {
 namespace {
 
-using testing::cards;
 using testing::FakeNccl;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::on_ranks;
+using testing::physical_gpus;
 
 class GpuGroup : public ::testing::TestWithParam<int> {
  protected:
   GpuGroup() {
     FakeNccl::renew(FakeNccl::instance().runtime);
-    (void)testing::devices("GPU", size_t(2 * std::max(cards(), 1)));
+    (void)testing::devices("GPU", size_t(2 * std::max(physical_gpus(), 1)));
   }
-  // Two of one card; the ranks take turns at the cards.
+  // Two of one GPU; the ranks take turns at the GPUs.
   static std::vector<std::string> gpus_of(int rank) {
-    const auto card = size_t(rank % cards());
-    return {testing::gpu(card), testing::gpu(card + size_t(cards()))};
+    const auto gpu = size_t(rank % physical_gpus());
+    return {testing::gpu(gpu), testing::gpu(gpu + size_t(physical_gpus()))};
   }
 
   const testing::Groups groups = Group::in_process(GetParam());
@@ -39,7 +39,7 @@ TEST_P(GpuGroup, HasTheSameResultsAsOnTheHost) {
     EXPECT_THAT(checks.failures(), IsEmpty());
   });
   if (!testing::is_fake()) return;
-  EXPECT_EQ(FakeNccl::instance().launched > 0, GetParam() > 1 && GetParam() <= cards());
+  EXPECT_EQ(FakeNccl::instance().launched > 0, GetParam() > 1 && GetParam() <= physical_gpus());
 }
 
 // What a thread enqueues on a stream of its own comes before a collective, and what it enqueues
@@ -47,7 +47,7 @@ TEST_P(GpuGroup, HasTheSameResultsAsOnTheHost) {
 TEST_P(GpuGroup, FollowsTheStreamsOfItsCallers) {
   on_ranks(groups, [&](const Group& group) {
     const std::string gpu = gpus_of(group.rank())[0];
-    const StreamScope scope(testing::runtime().make_stream(cuda_card(gpu)), gpu);
+    const StreamScope scope(testing::runtime().make_stream(cuda_device(gpu)), gpu);
     const Tensor data = Tensor::full({1000}, 1, DType::float64, gpu);
     testing::multiply(data, 3);
     group.all_reduce(data, ReduceOp::SUM);

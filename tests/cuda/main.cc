@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tests on GPUs: on a fake card, or with TUTTI_TEST_GPU=real on the machine's own.
+// The tests on GPUs: on a fake GPU, or with TUTTI_TEST_GPU=real on the machine's own.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a job on GPUs, started by `tutti run`. All ranks may share one card: each gives NCCL
+// One rank of a job on GPUs, started by `tutti run`. All ranks may share one GPU: each gives NCCL
 // another name for its host, so that NCCL connects them as if they were on several.
 //   nccl_worker            all collectives by NCCL, compared with the same ones on the host
 //   nccl_worker --die R    rank R dies in the middle; the others must say so, and exit with 42

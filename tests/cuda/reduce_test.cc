@@ -164,7 +164,7 @@ TEST_F(GpuReduction, TakesHundredsOfReplicas) {
   }
 }
 
-TEST_F(GpuReduction, IsOneLaunchWithoutCopiesOnOneCard) {
+TEST_F(GpuReduction, IsOneLaunchWithoutCopiesOnOneGpu) {
   NEEDS_FAKE("counts launches");
   std::vector<ValueDestinationPair> pairs;
   const auto names = list_logical_devices("GPU");
@@ -172,11 +172,11 @@ TEST_F(GpuReduction, IsOneLaunchWithoutCopiesOnOneCard) {
     std::vector<Value> parts;
     for (size_t r = 0; r < 4; ++r)
       parts.push_back(Tensor::full({int64_t(i)}, double(r), DType::float32,
-                                   names[r * size_t(testing::cards()) % names.size()]));
-    if (cuda_card(parts[3].device()) != cuda_card(parts[0].device())) continue;
+                                   names[r * size_t(testing::physical_gpus()) % names.size()]));
+    if (cuda_device(parts[3].device()) != cuda_device(parts[0].device())) continue;
     pairs.emplace_back(PerReplica<Value>(parts), PerReplica<Value>(parts));
   }
-  if (pairs.empty()) GTEST_SKIP() << "no four logical GPUs are on one card";
+  if (pairs.empty()) GTEST_SKIP() << "no four logical GPUs are on one GPU";
   const testing::FakeCudaCounts before = testing::fake_cuda_counts();
   (void)HierarchicalCopyAllReduce().batch_reduce(ReduceOp::SUM, pairs);
   const testing::FakeCudaCounts after = testing::fake_cuda_counts();
@@ -276,9 +276,9 @@ TEST_F(GpuReduction, BroadcastsToAndFromEveryDevice) {
     }
 }
 
-// Between cards the bytes are copied; kernels read their own card's only, or the fake complains.
-TEST_F(GpuReduction, StagesBetweenCards) {
-  NEEDS_CARDS(2);
+// Between GPUs the bytes are copied; kernels read their own GPU's only, or the fake complains.
+TEST_F(GpuReduction, StagesBetweenGpus) {
+  NEEDS_GPUS(2);
   const auto names = list_logical_devices("GPU");
   const auto parts = random_parts(DType::float32, {100001}, 6, 1);
   const Tensor want = one.reduce(ReduceOp::SUM, spread(parts, "CPU"), "/cpu:0")[0].tensor();

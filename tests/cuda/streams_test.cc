@@ -17,7 +17,7 @@ using testing::multiply;
 
 struct Streams : testing::LogicalGpus<4> {
   static void* new_stream(std::string_view device = "/gpu:0") {
-    return testing::runtime().make_stream(cuda_card(device));
+    return testing::runtime().make_stream(cuda_device(device));
   }
   static Tensor doubles(double value, int64_t size = 1000, std::string_view device = "/gpu:0") {
     return Tensor::full({size}, value, DType::float64, device);
@@ -28,7 +28,7 @@ struct Streams : testing::LogicalGpus<4> {
   }
 };
 
-TEST_F(Streams, AScopeReplacesTheStreamOfThisThreadAndCard) {
+TEST_F(Streams, AScopeReplacesTheStreamOfThisThreadAndGpu) {
   void* const own = cuda_stream();
   EXPECT_EQ(cuda_stream("/gpu:0"), own);
   void *const outer = new_stream(), *const inner = new_stream();
@@ -42,14 +42,14 @@ TEST_F(Streams, AScopeReplacesTheStreamOfThisThreadAndCard) {
     }
     EXPECT_EQ(cuda_stream(), outer);
     for (size_t i = 0; i < 4; ++i)
-      EXPECT_EQ(cuda_stream(gpu(i)) == outer, cuda_card(gpu(i)) == cuda_card());
+      EXPECT_EQ(cuda_stream(gpu(i)) == outer, cuda_device(gpu(i)) == cuda_device());
   }
   EXPECT_EQ(cuda_stream(), own);
 }
 
 TEST_F(Streams, BelongToGpus) {
   EXPECT_ERROR(InvalidArgumentError, "cuda_stream: /job:localhost", cuda_stream("/cpu:0"));
-  EXPECT_ERROR(InvalidArgumentError, "is not a GPU", cuda_card("/cpu:0"));
+  EXPECT_ERROR(InvalidArgumentError, "is not a GPU", cuda_device("/cpu:0"));
   EXPECT_ERROR(InvalidArgumentError, "is not a GPU", synchronize("/cpu:0"));
   EXPECT_ERROR(InvalidArgumentError, "GPU:99", StreamScope(nullptr, "/gpu:99"));
 }
@@ -135,12 +135,12 @@ TEST_F(Streams, SynchronizeWaitsForAll) {
   const Tensor x = doubles(1);
   multiply(x, 2);
   synchronize();
-  EXPECT_TRUE(testing::runtime().finished(cuda_card(), cuda_stream()));
+  EXPECT_TRUE(testing::runtime().finished(cuda_device(), cuda_stream()));
   void* const stream = new_stream();
   const StreamScope scope(stream);
   multiply(x, 2);
   synchronize("/gpu:0");
-  EXPECT_TRUE(testing::runtime().finished(cuda_card(), stream));
+  EXPECT_TRUE(testing::runtime().finished(cuda_device(), stream));
 }
 
 TEST_F(Streams, ReductionsAndCopiesFollowThem) {

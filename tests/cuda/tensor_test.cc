@@ -148,14 +148,14 @@ TEST_F(GpuTensor, TravelsThroughFilesInsideADeviceScope) {
 }
 
 TEST(GpuDevices, AreListedAndSplit) {
-  const auto n = size_t(testing::cards());
+  const auto n = size_t(testing::physical_gpus());
   set_logical_devices("GPU", int(n));
   EXPECT_EQ(list_logical_devices("GPU").size(), n);
   set_logical_devices("GPU", int(n) + 3);
   const std::vector<std::string> names = list_logical_devices("GPU");
   ASSERT_EQ(names.size(), n + 3);
   EXPECT_EQ(names[n + 2], gpu(n + 2));
-  for (size_t i = 0; i < names.size(); ++i) EXPECT_EQ(cuda_card(names[i]), int(i % n));
+  for (size_t i = 0; i < names.size(); ++i) EXPECT_EQ(cuda_device(names[i]), int(i % n));
   {
     const Tensor kept = Tensor::scalar<float>(1, names.back());
     EXPECT_ERROR(FailedPreconditionError, "still holds 1 tensor",
@@ -203,7 +203,7 @@ TEST(GpuMemory, ComesBackAndCanBeReleased) {
 TEST(GpuMemory, RunsOutWithAnErrorAndGoesOn) {
   const int64_t too_many = int64_t(testing::runtime().memory(0) / 4 + 1);
   for (int i = 0; i < 2; ++i) {
-    EXPECT_ERROR(ResourceExhaustedError, "does not fit on card 0",
+    EXPECT_ERROR(ResourceExhaustedError, "does not fit on GPU 0",
                  Tensor::empty({too_many}, DType::float32, "/gpu:0"));
     EXPECT_EQ(Tensor::scalar<float>(3, "/gpu:0").item<float>(), 3);
   }
@@ -211,7 +211,7 @@ TEST(GpuMemory, RunsOutWithAnErrorAndGoesOn) {
 
 // What is held in reserve is given back before an allocation fails.
 TEST(GpuMemory, IsTakenFromTheReserveWhereItIsScarce) {
-  NEEDS_FAKE("has a card that is small enough to fill");
+  NEEDS_FAKE("has a GPU that is small enough to fill");
   {
     std::vector<Tensor> many;
     for (int i = 0; i < 250; ++i) many.push_back(Tensor::empty({1 << 20}, DType::int8, "/gpu:0"));

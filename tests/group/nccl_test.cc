@@ -60,7 +60,7 @@ class GpuRanks : public ::testing::Test {
  protected:
   explicit GpuRanks(int n = 3, bool required = false) { make(n, required); }
   ~GpuRanks() override {
-    for (int card = 0; card < 8; ++card) (void)caught([&] { device::throw_failure(card); });
+    for (int gpu = 0; gpu < 8; ++gpu) (void)caught([&] { device::throw_failure(gpu); });
     base::set_log_sink(nullptr);
   }
 
@@ -101,10 +101,10 @@ class GpuRanks : public ::testing::Test {
       run(r, detail::in_place(Collective::all_reduce, memory, ReduceOp::SUM), timeouts);
     });
   }
-  Caught failure_of_card(int card, std::chrono::milliseconds within = 5s) {
+  Caught failure_of_gpu(int gpu, std::chrono::milliseconds within = 5s) {
     const auto until = Clock::now() + within;
     while (Clock::now() < until) {
-      Caught failure = caught([&] { device::throw_failure(card); });
+      Caught failure = caught([&] { device::throw_failure(gpu); });
       if (failure.code) return failure;
       std::this_thread::sleep_for(5ms);
     }
@@ -346,8 +346,8 @@ TEST_F(GpuRanks, EndWhatHangsByTheDeadline) {
   std::vector<float> data{1, 2, 4};
   const auto began = Clock::now();
   sum_one(data, {200ms, 0s});
-  for (int card = 0; card < 3; ++card) {
-    const Caught failure = failure_of_card(card);
+  for (int gpu = 0; gpu < 3; ++gpu) {
+    const Caught failure = failure_of_gpu(gpu);
     EXPECT_EQ(failure.code, ErrorCode::deadline_exceeded);
     EXPECT_THAT(failure.text, AllOf(HasSubstr("all_reduce #1 (float32[1] on GPUs, SUM)"),
                                     HasSubstr("waited 0.2 s on the GPU of rank")));
@@ -371,8 +371,8 @@ TEST_F(GpuRanks, NameTheOneWhoseGpuIsLate) {
   fake.runtime.hang = true;
   std::vector<float> data{1, 2, 4};
   sum_one(data, {200ms, 0s});
-  for (int card = 0; card < 3; ++card)
-    EXPECT_THAT(failure_of_card(card).text,
+  for (int gpu = 0; gpu < 3; ++gpu)
+    EXPECT_THAT(failure_of_gpu(gpu).text,
                 HasSubstr("waited 0.2 s for rank 1: its GPU is not done"));
 }
 
@@ -381,8 +381,8 @@ TEST_F(GpuRanks, EndWhatWaitsForARankThatDied) {
   std::vector<float> data{1, 2, 4};
   sum_one(data, {600s, 0s});
   backends[2]->poison(ErrorCode::unavailable, "rank 2 (here:2) has died");
-  for (int card = 0; card < 3; ++card) {
-    const Caught failure = failure_of_card(card);
+  for (int gpu = 0; gpu < 3; ++gpu) {
+    const Caught failure = failure_of_gpu(gpu);
     EXPECT_EQ(failure.code, ErrorCode::unavailable);
     EXPECT_THAT(failure.text, HasSubstr("rank 2 (here:2) has died"));
   }
@@ -393,7 +393,7 @@ TEST_F(GpuRanks, TurnAnErrorOfNcclIntoOurs) {
   std::vector<float> data{1, 2, 4};
   sum_one(data, {600s, 0s});
   FakeNccl::instance().broken = true;
-  EXPECT_THAT(failure_of_card(0).text, HasSubstr("nccl: remote process exited"));
+  EXPECT_THAT(failure_of_gpu(0).text, HasSubstr("nccl: remote process exited"));
 }
 
 TEST_F(GpuRanks, NeverWaitWhenTheyLeave) {
@@ -404,7 +404,7 @@ TEST_F(GpuRanks, NeverWaitWhenTheyLeave) {
   ranks.clear();
   EXPECT_LT(Clock::now() - began, 200ms);
   // What is under way is still watched.
-  EXPECT_EQ(failure_of_card(0).code, ErrorCode::deadline_exceeded);
+  EXPECT_EQ(failure_of_gpu(0).code, ErrorCode::deadline_exceeded);
   for (int i = 0; i < 300 && FakeNccl::instance().aborted < 3; ++i)
     std::this_thread::sleep_for(10ms);
   EXPECT_EQ(FakeNccl::instance().aborted, 3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs and NCCL for tests on machines that have neither: a card's memory is the host's, what is
+// GPUs and NCCL for tests on machines that have neither: a GPU's memory is the host's, what is
 // enqueued happens at once, and the ranks of a communicator are threads.
 #pragma once
 
@@ -22,18 +22,18 @@ namespace tutti::testing {
 
 class FakeRuntime : public device::GpuRuntime {
  public:
-  // If not empty, what the cards are told apart by.
+  // If not empty, what the GPUs are told apart by.
   std::vector<std::string> identities;
-  // Nothing happens on these cards any more; or what is launched begins and never ends.
+  // Nothing happens on these GPUs any more; or what is launched begins and never ends.
   std::set<int> late;
   std::atomic<bool> hang = false;
   std::atomic<int> events = 0;  // that are not released
 
-  int cards() const override { return 64; }
+  int gpus() const override { return 64; }
   const std::string& why_none() const override { return nothing_; }
-  std::string describe(int card) const override { return "card " + std::to_string(card); }
-  std::string identity(int card) const override {
-    return identities.empty() ? describe(card) : identities[size_t(card)];
+  std::string describe(int gpu) const override { return "GPU " + std::to_string(gpu); }
+  std::string identity(int gpu) const override {
+    return identities.empty() ? describe(gpu) : identities[size_t(gpu)];
   }
   size_t memory(int) const override { return 1 << 30; }
   bool reaches(int, int) override { return true; }
@@ -41,11 +41,11 @@ class FakeRuntime : public device::GpuRuntime {
   void synchronize(int, device::Stream) override {}
   bool finished(int, device::Stream) override { return true; }
   // A watcher of a launch records before and after it.
-  device::Event record(int card, device::Stream) override {
+  device::Event record(int gpu, device::Stream) override {
     std::lock_guard lock(mutex_);
     ++events;
-    const bool end = ++recorded_[card] % 2 == 0;
-    return new std::atomic<bool>(!late.contains(card) && !(hang && end));
+    const bool end = ++recorded_[gpu] % 2 == 0;
+    return new std::atomic<bool>(!late.contains(gpu) && !(hang && end));
   }
   void wait(int, device::Stream, device::Event) override {}
   bool reached(device::Event event) override {
@@ -137,18 +137,18 @@ struct FakeCall {
   ReduceOp op;
   int peer;
   device::Stream stream = nullptr;
-  int card = -1;
+  int gpu = -1;
 
-  // Goes through the card's own copies: other code may not be able to touch its memory.
+  // Goes through the GPU's own copies: other code may not be able to touch its memory.
   std::vector<std::byte> fetch(size_t bytes) const {
     std::vector<std::byte> host(bytes);
     device::GpuRuntime& runtime = *FakeNccl::instance().runtime;
-    runtime.copy(card, host.data(), in, bytes, stream);
-    runtime.synchronize(card, stream);
+    runtime.copy(gpu, host.data(), in, bytes, stream);
+    runtime.synchronize(gpu, stream);
     return host;
   }
   void store(const std::byte* data, size_t bytes) const {
-    FakeNccl::instance().runtime->copy(card, out, data, bytes, stream);
+    FakeNccl::instance().runtime->copy(gpu, out, data, bytes, stream);
   }
 };
 
@@ -262,35 +262,35 @@ class FakeClique {
 class FakeCommunicator : public group::NcclCommunicator {
  public:
   // `recorded`: one thread speaks for all.
-  FakeCommunicator(std::shared_ptr<FakeClique> clique, int rank, int card, bool recorded)
-      : clique_(std::move(clique)), rank_(size_t(rank)), card_(card), recorded_(recorded) {
+  FakeCommunicator(std::shared_ptr<FakeClique> clique, int rank, int gpu, bool recorded)
+      : clique_(std::move(clique)), rank_(size_t(rank)), gpu_(gpu), recorded_(recorded) {
     ++nccl.opened;
   }
 
   void all_reduce(const void* in, void* out, int64_t count, DType dtype, ReduceOp op,
                   device::Stream stream) override {
-    calls.push_back({FakeCall::all_reduce, in, out, count, dtype, op, -1, stream, card_});
-    if (recorded_) nccl.order.push_back(std::to_string(card_) + ":" + std::to_string(count));
+    calls.push_back({FakeCall::all_reduce, in, out, count, dtype, op, -1, stream, gpu_});
+    if (recorded_) nccl.order.push_back(std::to_string(gpu_) + ":" + std::to_string(count));
   }
   void reduce(const void* in, void* out, int64_t count, DType dtype, ReduceOp op, int root,
               device::Stream stream) override {
-    calls.push_back({FakeCall::reduce, in, out, count, dtype, op, root, stream, card_});
+    calls.push_back({FakeCall::reduce, in, out, count, dtype, op, root, stream, gpu_});
   }
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op,
                       device::Stream stream) override {
-    calls.push_back({FakeCall::reduce_scatter, in, out, count, dtype, op, -1, stream, card_});
+    calls.push_back({FakeCall::reduce_scatter, in, out, count, dtype, op, -1, stream, gpu_});
   }
   void broadcast(void* data, size_t bytes, int root, device::Stream stream) override {
-    calls.push_back({FakeCall::broadcast, data, data, int64_t(bytes), {}, {}, root, stream, card_});
+    calls.push_back({FakeCall::broadcast, data, data, int64_t(bytes), {}, {}, root, stream, gpu_});
   }
   void all_gather(const void* in, void* out, size_t bytes, device::Stream stream) override {
-    calls.push_back({FakeCall::all_gather, in, out, int64_t(bytes), {}, {}, -1, stream, card_});
+    calls.push_back({FakeCall::all_gather, in, out, int64_t(bytes), {}, {}, -1, stream, gpu_});
   }
   void send(const void* in, size_t bytes, int peer, device::Stream stream) override {
-    calls.push_back({FakeCall::send, in, nullptr, int64_t(bytes), {}, {}, peer, stream, card_});
+    calls.push_back({FakeCall::send, in, nullptr, int64_t(bytes), {}, {}, peer, stream, gpu_});
   }
   void recv(void* out, size_t bytes, int peer, device::Stream stream) override {
-    calls.push_back({FakeCall::recv, nullptr, out, int64_t(bytes), {}, {}, peer, stream, card_});
+    calls.push_back({FakeCall::recv, nullptr, out, int64_t(bytes), {}, {}, peer, stream, gpu_});
   }
   std::string async_error() override { return nccl.broken ? "nccl: remote process exited" : ""; }
   void abort() noexcept override { ++nccl.aborted; }
@@ -305,7 +305,7 @@ class FakeCommunicator : public group::NcclCommunicator {
  private:
   const std::shared_ptr<FakeClique> clique_;
   const size_t rank_;
-  const int card_;
+  const int gpu_;
   const bool recorded_;
 };
 
@@ -316,19 +316,19 @@ inline const group::NcclModule* fake_nccl_module() {
   static const group::NcclModule module{
       .version = [] { return std::string("0.0.0"); },
       .unique_id = [] { return std::string(100, '\0') + std::to_string(1000 + ids++); },
-      .open = [](const std::string& id, int rank, int size, int card,
+      .open = [](const std::string& id, int rank, int size, int gpu,
                  const group::StillWanted&) -> std::unique_ptr<group::NcclCommunicator> {
         std::lock_guard lock(mutex);
         std::shared_ptr<FakeClique>& clique = cliques[id];
         if (!clique) clique = std::make_shared<FakeClique>(size_t(size));
-        return std::make_unique<FakeCommunicator>(clique, rank, card, false);
+        return std::make_unique<FakeCommunicator>(clique, rank, gpu, false);
       },
       .open_all =
-          [](std::span<const int> cards, const group::StillWanted&) {
-            const auto clique = std::make_shared<FakeClique>(cards.size());
+          [](std::span<const int> gpus, const group::StillWanted&) {
+            const auto clique = std::make_shared<FakeClique>(gpus.size());
             group::NcclCommunicators all;
-            for (size_t i = 0; i < cards.size(); ++i)
-              all.push_back(std::make_unique<FakeCommunicator>(clique, int(i), cards[i], true));
+            for (size_t i = 0; i < gpus.size(); ++i)
+              all.push_back(std::make_unique<FakeCommunicator>(clique, int(i), gpus[i], true));
             return all;
           },
       .launch =
@@ -354,15 +354,14 @@ inline const group::NcclModule* fake_nccl_module() {
 struct FakeGpus {
   FakeRuntime runtime;
   FakeKernels kernels;
-  const group::Gpus gpus{runtime, kernels,
-                         [](int card) -> device::Stream {
-                           return reinterpret_cast<device::Stream>(intptr_t(card) + 1);
-                         },
-                         fake_nccl_module,
-                         []() -> const std::string& {
-                           static const std::string why = "there is no NCCL here";
-                           return why;
-                         }};
+  const group::GpuSupport gpus{
+      runtime, kernels,
+      [](int gpu) -> device::Stream { return reinterpret_cast<device::Stream>(intptr_t(gpu) + 1); },
+      fake_nccl_module,
+      []() -> const std::string& {
+        static const std::string why = "there is no NCCL here";
+        return why;
+      }};
 
   // Never destroyed: what watches them may outlive a test.
   static FakeGpus& make() {

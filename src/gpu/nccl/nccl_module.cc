@@ -41,15 +41,15 @@ void check(cudaError_t error, const char* what) {
     throw InternalError(fmt::format("nccl: {} failed: {}", what, cudaGetErrorString(error)));
 }
 
-// While it lives, `card` is this thread's device.
-class OnCard {
+// While it lives, `gpu` is this thread's device.
+class OnGpu {
  public:
-  explicit OnCard(int card) {
+  explicit OnGpu(int gpu) {
     check(cudaGetDevice(&before_), "cudaGetDevice");
-    check(cudaSetDevice(card), "cudaSetDevice");
+    check(cudaSetDevice(gpu), "cudaSetDevice");
   }
-  ~OnCard() { cudaSetDevice(before_); }
-  OnCard(const OnCard&) = delete;
+  ~OnGpu() { cudaSetDevice(before_); }
+  OnGpu(const OnGpu&) = delete;
 
  private:
   int before_ = 0;
@@ -191,12 +191,12 @@ std::string unique_id() {
   return {id.internal, sizeof(id.internal)};
 }
 
-std::unique_ptr<NcclCommunicator> begin_open(const std::string& id, int rank, int size, int card) {
+std::unique_ptr<NcclCommunicator> begin_open(const std::string& id, int rank, int size, int gpu) {
   ncclUniqueId unique{};
   if (id.size() != sizeof(unique.internal))
     throw InternalError(fmt::format("nccl: an id of {} bytes", id.size()));
   std::memcpy(unique.internal, id.data(), id.size());
-  const OnCard device(card);
+  const OnGpu device(gpu);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm = nullptr;
@@ -206,19 +206,19 @@ std::unique_ptr<NcclCommunicator> begin_open(const std::string& id, int rank, in
   return communicator;
 }
 
-std::unique_ptr<NcclCommunicator> open(const std::string& id, int rank, int size, int card,
+std::unique_ptr<NcclCommunicator> open(const std::string& id, int rank, int size, int gpu,
                                        const StillWanted& still_wanted) {
-  std::unique_ptr<NcclCommunicator> communicator = begin_open(id, rank, size, card);
+  std::unique_ptr<NcclCommunicator> communicator = begin_open(id, rank, size, gpu);
   real(communicator).settle("ncclCommInitRankConfig", still_wanted);
   return communicator;
 }
 
-NcclCommunicators open_all(std::span<const int> cards, const StillWanted& still_wanted) {
+NcclCommunicators open_all(std::span<const int> gpus, const StillWanted& still_wanted) {
   const std::string id = unique_id();
   NcclCommunicators communicators;
   grouped([&] {
-    for (size_t i = 0; i < cards.size(); ++i)
-      communicators.push_back(begin_open(id, int(i), int(cards.size()), cards[i]));
+    for (size_t i = 0; i < gpus.size(); ++i)
+      communicators.push_back(begin_open(id, int(i), int(gpus.size()), gpus[i]));
   });
   for (const auto& communicator : communicators)
     real(communicator).settle("ncclCommInitRankConfig", still_wanted);

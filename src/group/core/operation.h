@@ -79,7 +79,7 @@ struct LeafReduction {
   std::span<const Piece> pieces;
   std::span<const int> owners;
   ReduceOp op;
-  int card = -1;  // whose memory all pieces are in; -1: the host's
+  int gpu = -1;  // whose memory all pieces are in; -1: the host's
 };
 
 // How long a call may wait, in all; counted from its first wait.
