@@ -411,15 +411,9 @@ void GpuCollectives::wait_for_gpu(int gpu) {
   device::throw_failure(gpu);
 }
 
-void GpuCollectives::copy_down(const GpuOperation& operation, void* to, const void* from,
-                               size_t bytes) {
+void GpuCollectives::copy(const GpuOperation& operation, void* to, const void* from, size_t bytes) {
   if (bytes)
     support_.runtime.copy(operation.gpu, to, from, bytes, support_.current_stream(operation.gpu));
-}
-
-void GpuCollectives::copy_up(const GpuOperation& operation, void* to, const void* from,
-                             size_t bytes) {
-  copy_down(operation, to, from, bytes);  // CUDA tells host from GPU memory by the address
 }
 
 void GpuCollectives::run(const GpuOperation& operation, const GroupCall& call) {
@@ -471,12 +465,12 @@ void GpuCollectives::staged(const GpuOperation& operation, const GroupCall& call
   host.in = {buffer, call.in.count, call.in.dtype};
   host.out = {in_place ? buffer : buffer + in_bytes, call.out.count, call.out.dtype};
   if (uses.in) {
-    copy_down(operation, host.in.data, call.in.data, bytes_of(call.in));
+    copy(operation, host.in.data, call.in.data, bytes_of(call.in));
     wait_for_gpu(operation.gpu);
   }
   backend_.run(operation.what, host, operation.timeouts);
   if (!uses.out) return;
-  copy_up(operation, call.out.data, host.out.data, bytes_of(call.out));
+  copy(operation, call.out.data, host.out.data, bytes_of(call.out));
   wait_for_gpu(operation.gpu);  // the buffer is for the next
 }
 
@@ -496,7 +490,7 @@ void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& 
     std::vector<const void*>& from = inputs.emplace_back();
     for (const void* const input : piece.inputs) {
       std::byte* const to = take(size);
-      copy_down(operation, to, input, size);
+      copy(operation, to, input, size);
       from.push_back(to);
     }
     outputs.push_back(take(size_t(piece.count) * size_of(result_dtype(reduction.op, piece.dtype))));
@@ -511,8 +505,8 @@ void GpuCollectives::staged(const GpuOperation& operation, const LeafReduction& 
   backend_.all_reduce(operation.what, {pieces, reduction.owners, reduction.op}, operation.timeouts);
   for (size_t i = 0; i < pieces.size(); ++i)
     for (void* const output : reduction.pieces[i].outputs)
-      copy_up(operation, output, outputs[i],
-              size_t(pieces[i].count) * size_of(result_dtype(reduction.op, pieces[i].dtype)));
+      copy(operation, output, outputs[i],
+           size_t(pieces[i].count) * size_of(result_dtype(reduction.op, pieces[i].dtype)));
   wait_for_gpu(operation.gpu);
 }
 
@@ -529,15 +523,8 @@ void GpuCollectives::scatter_by_nccl(const GpuOperation& operation, const GroupC
   Reductions after;
   if (!type) {
     std::byte* const parts = scratch.take(bytes * size_t(n));
-    link.launch(operation, [&] {
-      for (int r = 0; r < n; ++r) {
-        if (r == backend_.rank()) continue;
-        nccl.send(at(call.in.data, bytes * size_t(r)), bytes, r, stream);
-        nccl.recv(parts + bytes * size_t(r), bytes, r, stream);
-      }
-    });
-    const size_t mine = bytes * size_t(backend_.rank());
-    support_.runtime.copy(gpu, parts + mine, at(call.in.data, mine), bytes, stream);
+    const Memory all_parts{parts, call.in.count, call.in.dtype};
+    exchange_by_nccl(operation, {Collective::all_to_all, call.in, all_parts}, link);
     std::vector<const void*> all;
     for (int r = 0; r < n; ++r) all.push_back(parts + bytes * size_t(r));
     after.add(call.op, call.in.dtype, std::move(all), {call.out.data}, count, n);
@@ -651,12 +638,12 @@ void GpuCollectives::all_gather_uneven(const GpuOperation& operation, const Memo
   NcclLink* const link = n > 1 ? link_for(operation) : nullptr;
   if (n > 1 && !link) {
     std::byte* const buffer = for_collectives_.get(aligned(bytes_of(in)) + total);
-    copy_down(operation, buffer, in.data, bytes_of(in));
+    copy(operation, buffer, in.data, bytes_of(in));
     wait_for_gpu(operation.gpu);
     const Memory host_in{buffer, in.count, in.dtype};
     const Memory host_out{buffer + aligned(bytes_of(in)), out.count, out.dtype};
     backend_.all_gather_uneven(operation.what, host_in, host_out, counts, operation.timeouts);
-    copy_up(operation, out.data, host_out.data, total);
+    copy(operation, out.data, host_out.data, total);
     return wait_for_gpu(operation.gpu);
   }
   if (link && total)

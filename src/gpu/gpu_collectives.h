@@ -93,8 +93,8 @@ class GpuCollectives {
   void scatter_by_nccl(const GpuOperation& operation, const detail::GroupCall& call,
                        NcclLink& link);
 
-  void copy_down(const GpuOperation& operation, void* to, const void* from, size_t bytes);
-  void copy_up(const GpuOperation& operation, void* to, const void* from, size_t bytes);
+  // Either may be host memory: CUDA tells it by the address.
+  void copy(const GpuOperation& operation, void* to, const void* from, size_t bytes);
   void wait_for_gpu(int gpu);
 
   Backend& backend_;

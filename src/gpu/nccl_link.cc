@@ -77,8 +77,8 @@ const GpuSupport& gpu_support() {
   static const GpuSupport* const all = [] {
     const device::CudaModule* const cuda = device::cuda_module();
     if (!cuda) throw InternalError("group: there are no GPUs: " + device::why_no_gpus());
-    return new GpuSupport{cuda->runtime(), kernels::gpu_kernels(), device::current_stream, nccl_module,
-                    why_no_nccl};
+    return new GpuSupport{cuda->runtime(), kernels::gpu_kernels(), device::current_stream,
+                          nccl_module, why_no_nccl};
   }();
   return *all;
 }
@@ -375,8 +375,8 @@ void NcclLink::State::say_goodbye() noexcept {
   });
 }
 
-NcclLink::NcclLink(const GpuSupport& support, NcclCommunicators communicators, std::vector<int> gpus,
-                   std::unique_ptr<Others> others)
+NcclLink::NcclLink(const GpuSupport& support, NcclCommunicators communicators,
+                   std::vector<int> gpus, std::unique_ptr<Others> others)
     : state_(std::make_shared<State>(support, std::move(communicators), std::move(gpus),
                                      std::move(others))) {
   Watches::instance().add(state_);

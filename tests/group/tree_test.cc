@@ -74,7 +74,7 @@ TEST(TreeSum, HasTheSameBitsHoweverTheLeavesAreSpread) {
           for (size_t leaf = subtree.first; leaf < subtree.first + subtree.leaves; ++leaf)
             inputs.push_back(sample.inputs[leaf].data());
           auto& [key, value] = values.emplace_back(
-              subtree, std::vector<std::byte>(size_t(count) * sum.bytes_per_element(subtree)));
+              subtree, std::vector<std::byte>(size_t(count) * value_size(subtree, op, dtype)));
           sum.partial(inputs, value.data(), count);
         }
       std::ranges::sort(values, {}, [](const auto& value) { return value.first.first; });

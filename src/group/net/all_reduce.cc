@@ -42,7 +42,8 @@ class Sums {
       for (size_t leaf = subtree.first; leaf < subtree.first + subtree.leaves; ++leaf)
         inputs_.push_back(leaf_at(leaf, part, shown) + (begin - part.at));
       sum_of(dtype).partial(
-          inputs_, to + at + (begin - part.at) / size_of(dtype) * layout_.width(subtree, dtype),
+          inputs_,
+          to + at + (begin - part.at) / size_of(dtype) * value_size(subtree, layout_.op(), dtype),
           int64_t((end - begin) / size_of(dtype)));
     });
   }

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/net/backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <new>
 
 namespace tutti::group {
 
@@ -155,11 +152,8 @@ std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeo
 }
 
 std::shared_ptr<void> NetworkBackend::allocate(size_t bytes) {
-  if (job_->host_peers.memory) return job_->host_peers.memory->allocate(bytes);
-  void* const memory = ::operator new(bytes, std::align_val_t(kLine), std::nothrow);
-  if (!memory)
-    throw ResourceExhaustedError(fmt::format("group: the system has no {} bytes", bytes));
-  return {memory, [](void* data) { ::operator delete(data, std::align_val_t(kLine)); }};
+  const std::shared_ptr<PeerMemory>& shared = job_->host_peers.memory;
+  return shared ? shared->allocate(bytes) : allocate_private(bytes);
 }
 
 }  // namespace tutti::group

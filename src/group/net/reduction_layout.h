@@ -65,9 +65,6 @@ class ReductionLayout {
             std::min(range.end, range.begin + (i + 1) * each)};
   }
 
-  size_t width(const Subtree& subtree, DType dtype) const {
-    return size_of(subtree.leaves == 1 ? dtype : partial_dtype(op_, dtype));
-  }
   // A message of values: the subtrees of a host one after the other, each of all parts in a range.
   // f(index of the subtree, part, where it begins). Returns where the last one ends.
   template <class F>
@@ -78,7 +75,7 @@ class ReductionLayout {
       view_.for_each_part(range.begin, range.end, [&](const Part& part) {
         const size_t at = padded(end);
         f(i, part, at);
-        end = at + size_t(part.count()) * width(subtrees[i], part.piece.dtype);
+        end = at + size_t(part.count()) * value_size(subtrees[i], op_, part.piece.dtype);
       });
     return end;
   }

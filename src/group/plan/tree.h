@@ -35,15 +35,15 @@ std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool sing
 // integers.
 bool has_partials(ReduceOp op, DType dtype);
 DType partial_dtype(ReduceOp op, DType dtype);
+// Bytes that the value of a subtree takes for each element.
+inline size_t value_size(const Subtree& subtree, ReduceOp op, DType dtype) {
+  return size_of(subtree.leaves == 1 ? dtype : partial_dtype(op, dtype));
+}
 
 // Combines elements tile by tile, with memory of its own for what is in between. For one thread.
 class TreeSum {
  public:
   TreeSum(ReduceOp op, DType dtype, size_t leaves);
-
-  size_t bytes_per_element(const Subtree& subtree) const {
-    return size_of(subtree.leaves == 1 ? dtype_ : partial_);
-  }
 
   // The value of a subtree from its leaves, in partial_dtype; for a single leaf, a copy of it.
   void partial(std::span<const void* const> leaves, void* out, int64_t count);

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as threads of one process: every rank reaches all memory as it is.
-#include <fmt/format.h>
 #include <sys/mman.h>
-
-#include <new>
 
 #include "base/topology.h"
 #include "group/shm/backend.h"
@@ -21,12 +18,7 @@ class Threads : public PeerMemory, public PeerMonitor {
     return reinterpret_cast<uint64_t>(data);
   }
   void* find(int, uint64_t position) const override { return reinterpret_cast<void*>(position); }
-  std::shared_ptr<void> allocate(size_t bytes) override {
-    void* const memory = ::operator new(bytes, std::align_val_t(kLine), std::nothrow);
-    if (!memory)
-      throw ResourceExhaustedError(fmt::format("group: the system has no {} bytes", bytes));
-    return {memory, [](void* data) { ::operator delete(data, std::align_val_t(kLine)); }};
-  }
+  std::shared_ptr<void> allocate(size_t bytes) override { return allocate_private(bytes); }
   // Most of a block is never touched, so it comes from where untouched pages cost nothing.
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
     void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,

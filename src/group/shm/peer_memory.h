@@ -31,6 +31,9 @@ class PeerMemory {
   virtual void abandon() const {}
 };
 
+// Memory of this process, on a line of its own.
+std::shared_ptr<void> allocate_private(size_t bytes);
+
 // The blocks that this rank has made for its groups. Others may still look at one when its own rank
 // has left, so it is given back when the next one is made.
 class BlockPool {
