@@ -35,6 +35,9 @@
 
 namespace tutti {
 
+class Simulation;
+struct SimulationOptions;
+
 // A rank's membership in a group. A value; copies stand for the same membership. Safe to use from
 // several threads, if the order of operations is the same on all ranks. Destroying the last copy
 // leaves the group, and never waits.
@@ -48,6 +51,9 @@ class Group {
   static Group from_environment();
   // `n` ranks for `n` threads of this process, which run the same algorithms.
   static std::vector<Group> in_process(int n);
+  // `n` ranks in a simulated job, for tests of what a program does if ranks fail; see
+  // tutti/simulation.h.
+  static Simulation simulated(int n, const SimulationOptions& options);
 
   int rank() const;
   int size() const;

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/settings.h"
+#include "base/world.h"
 
 namespace tutti::base {
 
@@ -48,6 +49,7 @@ spdlog::logger& logger() {
 }  // namespace
 
 void log(LogLevel level, std::string_view text) {
+  if (World* const simulated = world()) return simulated->log(level, std::string(text));
   std::function<void(LogLevel, std::string_view)> sink;
   {
     std::lock_guard lock(state().mutex);

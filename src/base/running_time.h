@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "base/world.h"
+
 namespace tutti::base {
 
 // Leaves out the time in which the process was suspended (SIGSTOP, a frozen cgroup): what it waits
@@ -11,7 +13,7 @@ namespace tutti::base {
 // looks every kLook or more often. Not thread-safe.
 class RunningTime {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = base::Clock;
   static constexpr std::chrono::nanoseconds kLook = std::chrono::milliseconds(250);
   static constexpr std::chrono::nanoseconds kSuspended = std::chrono::seconds(1);
 

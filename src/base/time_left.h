@@ -8,17 +8,17 @@
 #include <chrono>
 
 #include "base/settings.h"
+#include "base/world.h"
 
 namespace tutti::base {
 
 // The options of a call that `began` then, with the time that it has left.
-inline CommunicationOptions left_of(const CommunicationOptions& options,
-                                    std::chrono::steady_clock::time_point began) {
+inline CommunicationOptions left_of(const CommunicationOptions& options, Clock::time_point began) {
   CommunicationOptions left = options;
   const std::chrono::nanoseconds timeout = options.timeout.value_or(settings().timeout);
   if (timeout.count() > 0)  // 0: no limit
-    left.timeout = std::max<std::chrono::nanoseconds>(
-        timeout - (std::chrono::steady_clock::now() - began), std::chrono::nanoseconds(1));
+    left.timeout = std::max<std::chrono::nanoseconds>(timeout - (Clock::now() - began),
+                                                      std::chrono::nanoseconds(1));
   return left;
 }
 

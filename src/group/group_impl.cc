@@ -307,9 +307,7 @@ template <class F>
 void GroupImpl::in_order(const Step& step, const F& operation) {
   expect_own_process(group::name(step.what.kind));
   const auto run = [&] { collective(step, operation); };
-  if (pending_.load(std::memory_order_acquire) == 0 ||
-      std::this_thread::get_id() == thread_.get_id())
-    return run();
+  if (pending_.load(std::memory_order_acquire) == 0 || thread_.is_this()) return run();
   enqueue(run).wait();
 }
 
@@ -528,10 +526,10 @@ Work GroupImpl::enqueue(std::function<void()> operation) {
   state->in_job = in_job_;
   auto before = std::make_shared<const device::Fence>(device::Fence::here());
   std::lock_guard lock(queue_mutex_);
-  if (!thread_.joinable()) thread_ = std::thread([this] { work_off_queue(); });
+  if (!thread_.joinable()) thread_ = base::Thread([this] { work_off_queue(); });
   pending_.fetch_add(1);
   queue_.push_back({std::move(operation), state, std::move(before)});
-  queue_changed_.notify_one();
+  queue_changed_.notify_all();
   return Work(state);
 }
 

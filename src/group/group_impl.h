@@ -5,16 +5,15 @@
 #include <tutti/error.h>
 #include <tutti/group.h>
 
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "base/fork.h"
 #include "base/settings.h"
+#include "base/world.h"
 #include "cluster/membership.h"
 #include "device/gpu.h"
 #include "gpu/gpu_collectives.h"
@@ -26,7 +25,7 @@ namespace tutti {
 
 struct Work::State {
   std::mutex mutex;
-  std::condition_variable changed;
+  base::Condition changed;
   bool done = false;
   // The error, kept as text: an exception is never shared between threads.
   std::optional<std::pair<ErrorCode, std::string>> error;
@@ -106,7 +105,7 @@ class GroupImpl {
   std::unique_ptr<group::Backend> backend_;
   const int rank_, size_;
   const bool in_job_;  // of several processes
-  std::mutex collective_, sending_, receiving_;
+  base::Mutex collective_, sending_, receiving_;
   group::Record collectives_, sent_, received_;
   group::Stragglers stragglers_;
 
@@ -114,7 +113,7 @@ class GroupImpl {
   std::unique_ptr<group::GpuCollectives> on_gpus_;
 
   std::mutex queue_mutex_;
-  std::condition_variable queue_changed_;
+  base::Condition queue_changed_;
   struct Queued {
     std::function<void()> operation;
     std::shared_ptr<Work::State> state;
@@ -123,7 +122,7 @@ class GroupImpl {
   std::deque<Queued> queue_;
   std::atomic<int> pending_{0};  // queued or running
   bool closing_ = false;
-  std::thread thread_;
+  base::Thread thread_;
 };
 
 struct GroupAccess {

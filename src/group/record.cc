@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <ctime>
 
+#include "base/world.h"
+
 namespace tutti::group {
 
 void Record::begin(const Description& what) {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // a few nanoseconds, and good to a few milliseconds
-  at(count_++) = {what, now.tv_sec * 1'000'000'000 + now.tv_nsec, false};
+  at(count_++) = {what, base::time_of_day().time_since_epoch().count(), false};
 }
 
 std::string Record::last(size_t operations) const {

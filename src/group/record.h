@@ -25,7 +25,7 @@ class Record {
   static constexpr size_t kKept = 256;
   struct Entry {
     Description what;
-    int64_t started;  // seconds and nanoseconds of the clock on the wall, coarse but cheap
+    int64_t started;  // nanoseconds, of base::time_of_day
     bool done;
   };
   Entry& at(uint64_t number) { return entries_[number % kKept]; }

@@ -10,12 +10,14 @@
 #include <span>
 #include <string>
 
+#include "base/world.h"
+
 namespace tutti::group {
 
 // One rank's side. For one thread at a time.
 class Stragglers {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = base::Clock;
 
   // Compares after every `every` collectives; 0: never.
   explicit Stragglers(int every) : every_(every) {}

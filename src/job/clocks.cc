@@ -56,8 +56,7 @@ Differences measure(const std::map<std::string, int>& askers, int first, int ran
 }  // namespace
 
 int64_t steady_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(base::Clock::now().time_since_epoch())
       .count();
 }
 

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/fork.h"
+#include "base/world.h"
 #include "gpu/nccl.h"
 #include "job/job_impl.h"
 #include "job/terminate.h"
@@ -26,6 +27,12 @@ std::mutex job_mutex;
 
 // Never destroyed: groups in static variables may outlive any order of destruction.
 std::atomic<Job*> joined = nullptr;
+
+// That this process has joined; null: none.
+Job* own_job() {
+  base::World* const world = base::world();
+  return world ? static_cast<Job*>(world->job()) : joined.load();
+}
 
 // Locks may be held by threads that a forked child does not have.
 std::optional<Failure> failure_of_child() {
@@ -45,7 +52,7 @@ Job& this_job(const Membership& membership) {
     // Without a launcher a worker ends as any program does.
     if (std::getenv("TUTTI_LAUNCHER"))
       publish_uncaught_exceptions(membership.rank, [](const char* text) { abort_job(text); });
-    job = std::make_unique<Job>(membership).release();
+    job = std::make_unique<Job>(membership, this_machine()).release();
     joined = job;
     // Registered after the module was loaded, so before its own statics are destroyed.
     std::atexit([] {
@@ -53,6 +60,15 @@ Job& this_job(const Membership& membership) {
     });
   }
   return *job;
+}
+
+JobGroup new_group(Job& job, const std::string& purpose) {
+  try {
+    return {job.new_group(purpose), job.stragglers()};
+  } catch (const Error& error) {
+    job.link().report({-1, error.code(), error.what()});
+    throw;
+  }
 }
 
 // Under tutti run stdout is a pipe, which stdio fills before it writes: a line would come late, and
@@ -69,35 +85,30 @@ Job& this_job(const Membership& membership) {
 }  // namespace
 
 JobGroup join(const std::optional<Membership>& membership, const std::string& purpose) {
+  if (base::world() && own_job()) return new_group(*own_job(), purpose);
   if (!membership) {
     expect_nccl_if_required();
     return {std::move(make_in_process(1)[0]), 0};
   }
   if (const auto failure = failure_of_child()) throw_error(failure->code, failure->text);
   std::lock_guard lock(job_mutex);
-  Job& job = this_job(*membership);
-  try {
-    return {job.new_group(purpose), job.stragglers()};
-  } catch (const Error& error) {
-    job.link().report({-1, error.code(), error.what()});
-    throw;
-  }
+  return new_group(this_job(*membership), purpose);
 }
 
 std::optional<Failure> job_failure() {
   if (const auto failure = failure_of_child()) return failure;
-  const Job* const job = joined.load();  // without the lock: a thread that makes a group may wait
+  const Job* const job = own_job();  // without the lock: a thread that makes a group may wait
   return job ? job->failure() : std::nullopt;
 }
 
 void report_failure(const Failure& failure) {
   if (base::is_forked_child()) return;
-  if (Job* const job = joined.load()) job->link().report(failure);
+  if (Job* const job = own_job()) job->link().report(failure);
 }
 
 void abort_job(const std::string& reason) {
   if (base::is_forked_child()) return;
-  if (Job* const job = joined.load()) job->link().abort(reason);
+  if (Job* const job = own_job()) job->link().abort(reason);
 }
 
 JobLayout layout_from_environment() {

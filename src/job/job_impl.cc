@@ -23,37 +23,16 @@ using cluster::Coordination;
 using cluster::Failure;
 using cluster::Membership;
 
-namespace {
-
-// Descriptors that a process needs whatever the number of ranks: to join (gRPC's, the shared
-// memory), and then to reach the others.
-constexpr int kToJoin = 10, kToConnect = 6;
-
-}  // namespace
-
-Job::Job(const Membership& membership) : given_(membership) {
-  const TimelineHello timeline = open_timeline(rank());  // if it fails, nothing is joined yet
-  boot_ = find_service(membership);
-  network_options_ = transport_options(boot_);
-  const RegisteredTransport* const preferred = preferred_transport(boot_, network_options_);
-  const RegisteredTransport* const named = find_transport(base::settings().backend);
-  const RegisteredTransport* const expected = named ? named : preferred;
-  // For each peer a pidfd or a connection, if the transport needs one.
-  const int per_peer = expected ? expected->kind.descriptors_per_peer : 1;
-  expect_descriptors(
-      kToJoin + kToConnect + per_peer * (size() - 1) + (boot_.membership.serves ? size() + 1 : 0),
-      boot_);
-  link_.emplace(rank(), boot_.membership.addresses, join_service(boot_));
-
-  Hello hello = own_hello(rank());
-  hello.preferred = preferred ? preferred->name : "";
-  hello.timeline = timeline;
-  for (const std::string& text : link_->exchange("processes", to_json(hello)))
+Job::Job(const Membership& membership, std::unique_ptr<Site> site)
+    : given_(membership), boot_{membership}, site_(std::move(site)) {
+  std::unique_ptr<Coordination> coordination = site_->join(boot_);
+  link_.emplace(rank(), boot_.membership.addresses, std::move(coordination));
+  for (const std::string& text : link_->exchange("processes", to_json(site_->hello(rank()))))
     hellos_.push_back(from_json(text));
   try {
     join_peers();  // what it throws reaches all ranks
   } catch (const Error& error) {
-    progress_ = {};
+    stop_progress();
     link_->refuse(error);
     leave_service(boot_, *link_, false);
     throw;
@@ -90,14 +69,12 @@ void Job::share_memory(const Placement& placement) {
     processes.addresses.push_back(boot_.membership.addresses[size_t(r)]);
     processes.hellos.push_back(hellos_[size_t(r)].memory);
   }
-  expect_descriptors(kToConnect + int(processes.hellos.size()) - 1, boot_);
-  if (processes.hellos.size() > 1) host_peers_ = connect_processes(processes);
+  if (processes.hellos.size() > 1) host_peers_ = site_->share_memory(processes, boot_);
 }
 
 void Job::connect_hosts(const Placement& placement) {
-  transport_ = &choose_transport(hellos_);
-  auto control = std::make_shared<ControlPlane>(
-      connect(*transport_, boot_, network_options_, *link_), rank(), size(), placement.remote);
+  auto control = std::make_shared<ControlPlane>(site_->connect(hellos_, boot_, *link_), rank(),
+                                                size(), placement.remote);
   base::close_in_children(control->transport().sockets());
   topology_ =
       std::make_shared<const JobTopology>(JobTopology{.rank = rank(),
@@ -110,21 +87,30 @@ void Job::connect_hosts(const Placement& placement) {
                                                       .alarm = &link_->alarm(),
                                                       .failure = [this] { return failure(); },
                                                       .isolation = [this] { return isolation(); }});
-  progress_ = std::jthread([this](std::stop_token stop) { make_progress(stop); });
+  progress_ = base::Thread([this] { make_progress(); });
 }
 
 // No other thread makes progress while the program computes, and what it has sent may still be on
 // this side.
-void Job::make_progress(std::stop_token stop) {
+void Job::make_progress() {
   ControlPlane& control = *topology_->control;
-  std::mutex mutex;
-  std::unique_lock lock(mutex);
-  while (!pause_.wait_for(lock, stop, timing::kBackgroundPump,
-                          [&] { return stop.stop_requested(); })) {
-    if (stop.stop_requested()) return;
+  std::unique_lock lock(mutex_);
+  while (!leaves_.wait_for(lock, timing::kBackgroundPump, [&] { return leaving_; })) {
+    lock.unlock();
     control.pump();
     if (link_->get()->silence().count()) control.probe();
+    lock.lock();
   }
+}
+
+void Job::stop_progress() {
+  if (!progress_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  leaves_.notify_all();
+  progress_.join();
 }
 
 // What all ranks say of a new group.
@@ -206,19 +192,14 @@ JobLayout Job::layout() {
                             .machine = hellos_[r].hostname,
                             .host = hellos_[r].memory.host,
                             .named = hellos_[r].host_is_named});
-  if (transport_) {
-    const TransportKind& kind = transport_->kind;
-    const TransportModule& module = load(kind, *module_for(kind, boot_.membership.source));
-    layout.network = transport_->name;
-    layout.interface = module.interface_in_use(network_options_);
-  }
+  if (topology_) site_->describe_network(boot_, layout);
   return layout;
 }
 
 void Job::leave() {
   bool complete = !link_->alarm().load();
   if (topology_) {
-    progress_ = {};
+    stop_progress();
     complete = leave_network(*topology_->control, *link_);
   }
   leave_service(boot_, *link_, complete);

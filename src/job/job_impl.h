@@ -4,19 +4,19 @@
 
 #include <fmt/format.h>
 
-#include <condition_variable>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/world.h"
 #include "group/net/backend.h"
 #include "job/bootstrap.h"
 #include "job/discovery.h"
 #include "job/hello.h"
 #include "job/job.h"
 #include "job/link.h"
+#include "job/site.h"
 
 namespace tutti::group {
 
@@ -24,7 +24,7 @@ namespace tutti::group {
 // at a time.
 class Job {
  public:
-  explicit Job(const cluster::Membership& membership);
+  Job(const cluster::Membership& membership, std::unique_ptr<Site> site);
 
   bool is(const cluster::Membership& other) const {
     return given_.addresses == other.addresses && given_.rank == other.rank;
@@ -49,22 +49,24 @@ class Job {
   void warn_of_other_stragglers() const;
   void share_memory(const Placement& placement);
   void connect_hosts(const Placement& placement);
-  void make_progress(std::stop_token stop);
+  void make_progress();
+  void stop_progress();
   std::string isolation() const;
   std::vector<std::string> introduce(int group, const std::string& mine,
                                      const std::string& purpose);
 
   const cluster::Membership given_;
   Bootstrap boot_;
-  TransportOptions network_options_;
+  const std::unique_ptr<Site> site_;
   std::optional<Link> link_;
-  std::vector<Hello> hellos_;                       // by rank
-  HostPeers host_peers_;                            // of the ranks on this host
-  const RegisteredTransport* transport_ = nullptr;  // this and what follows: between hosts
-  std::shared_ptr<const JobTopology> topology_;
+  std::vector<Hello> hellos_;                    // by rank
+  HostPeers host_peers_;                         // of the ranks on this host
+  std::shared_ptr<const JobTopology> topology_;  // between hosts
   int groups_ = 0, layouts_ = 0;
-  std::condition_variable_any pause_;
-  std::jthread progress_;
+  std::mutex mutex_;
+  base::Condition leaves_;
+  bool leaving_ = false;
+  base::Thread progress_;
 };
 
 }  // namespace tutti::group

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "job/shutdown.h"
 
+#include "base/world.h"
 #include "group/liveness/timing.h"
 
 namespace tutti::group {
@@ -15,8 +16,8 @@ void wait_for_all(Link& link) {
 }
 
 void linger(Transport& transport, std::chrono::nanoseconds time) {
-  const auto until = std::chrono::steady_clock::now() + time;
-  for (auto now = until - time; now < until; now = std::chrono::steady_clock::now()) {
+  const auto until = base::Clock::now() + time;
+  for (auto now = until - time; now < until; now = base::Clock::now()) {
     transport.sleep(nullptr, until - now);
     transport.progress();
   }

@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/world.h"
 
 namespace tutti::observe {
 
@@ -180,7 +181,7 @@ Writer* writer() {
 
 }  // namespace
 
-bool timeline_enabled() { return writer() != nullptr; }
+bool timeline_enabled() { return writer() != nullptr && !base::world(); }
 
 int64_t timeline_epoch_ns() { return timeline_enabled() ? writer()->offset_ns() : 0; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which rank the coordination service gives up, and when; in made-up time.
-#include "cluster/grpc/job_state.h"
+#include "cluster/job_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,15 +18,10 @@ class Service : private JobState::Outlet {
  public:
   explicit Service(std::vector<std::string> addresses, bool chief_serves = false)
       : job_{.addresses = addresses, .version = "1", .chief_serves = chief_serves},
-        state_(job_, addresses[0], *this),
-        now_(cluster::Clock::now()) {
-    for (size_t rank = 0; rank < addresses.size(); ++rank) {
-      cluster::wire::Hello hello;
-      hello.set_version("1");
-      hello.set_rank(int(rank));
-      hello.set_ranks(int(addresses.size()));
-      state_.admit(hello, now_);
-    }
+        now_(std::chrono::steady_clock::now()),
+        state_(job_, addresses[0], *this, now_) {
+    for (size_t rank = 0; rank < addresses.size(); ++rank)
+      state_.admit({"", "1", int(rank), int(addresses.size())}, now_);
   }
 
   // Time passes, second by second, in which these ranks are heard.
@@ -43,25 +38,23 @@ class Service : private JobState::Outlet {
     state_.tick(now_);
   }
   void exchange(int rank, std::chrono::nanoseconds timeout) {
-    cluster::wire::ToService message;
-    message.mutable_exchange()->set_name("a");
-    message.mutable_exchange()->set_timeout_ns(timeout.count());
-    state_.handle(rank, message, now_);
+    state_.handle(rank, {.body = cluster::Exchange{"a", "", timeout}}, now_);
   }
 
   const std::string& failure() const { return failure_; }
   const std::string& error() const { return error_; }
 
  private:
-  void send(int, cluster::wire::FromService message) override {
-    if (message.has_failure()) failure_ = message.failure().text();
-    if (message.has_reply()) error_ = message.reply().error().text();
+  void send(int, cluster::FromService message) override {
+    if (const auto* failure = std::get_if<cluster::Failure>(&message)) failure_ = failure->text;
+    if (const auto* reply = std::get_if<cluster::Reply>(&message))
+      error_ = reply->error ? reply->error->text : "";
   }
   void drop(int) override {}
 
   const Job job_;
-  JobState state_;
   JobState::Time now_;
+  JobState state_;
   std::string failure_, error_;
 };
 

@@ -21,10 +21,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a goodbye may take. A service that answers does so within a millisecond.
-constexpr auto kFarewell = 100ms;
-// How long an abort waits for the service to know which failure was the first.
-constexpr auto kAbortPatience = 1s;
 constexpr auto kRetryInterval = 100ms;
 
 class Connection final : public Coordination,
@@ -182,14 +178,7 @@ class Connection final : public Coordination,
     failure_ = failure;
     changed_.notify_all();
   }
-  void fail_without_service(const std::string& why) {
-    if (job_.chief_serves)
-      return fail({0, ErrorCode::unavailable,
-                   fmt::format("rank 0 ({}) is lost, and with it the coordination service: {}",
-                               service_, why)});
-    fail({-1, ErrorCode::unavailable,
-          fmt::format("the coordination service at {} is gone: {}", service_, why)});
-  }
+  void fail_without_service(const std::string& why) { fail(lost_service(job_, service_, why)); }
 
   void watch() {
     std::unique_lock lock(mutex_);
@@ -341,7 +330,7 @@ std::unique_ptr<Coordination> join(const Job& job, const std::string& service, i
   if (rank < 0 || rank >= static_cast<int>(job.addresses.size()))
     throw InvalidArgumentError(fmt::format("join {} as rank {}: the job has {} ranks", service,
                                            rank, job.addresses.size()));
-  const Clock::time_point deadline = deadline_after(timeout);
+  const Clock::time_point deadline = deadline_after(Clock::now(), timeout);
   const std::shared_ptr<grpc::Channel> channel = channel_to(job, service);
   std::string reason = "no answer";
   do {

@@ -10,8 +10,8 @@
 
 #include "cluster/grpc/acceptor.h"
 #include "cluster/grpc/grpc_cluster.h"
-#include "cluster/grpc/job_state.h"
 #include "cluster/grpc/wire.h"
+#include "cluster/job_state.h"
 
 namespace tutti::cluster {
 
@@ -24,7 +24,7 @@ constexpr int kStrangerTimeoutMs = 10'000;
 constexpr std::chrono::seconds kReportInterval{1};
 constexpr size_t kLargestReason = 200;
 
-wire::Hello hello_of(const grpc::CallbackServerContext& context) {
+Hello hello_of(const grpc::CallbackServerContext& context) {
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find(kHelloKey);
   wire::Hello hello;
@@ -32,7 +32,7 @@ wire::Hello hello_of(const grpc::CallbackServerContext& context) {
       !hello.ParseFromArray(found->second.data(), static_cast<int>(found->second.size())))
     throw UnauthenticatedError(
         "the call is not one of a worker of Tutti; only workers join a coordination service");
-  return hello;
+  return {hello.token(), hello.version(), hello.rank(), hello.ranks()};
 }
 
 grpc::StatusCode status_code(ErrorCode code) {
@@ -56,7 +56,7 @@ class GrpcService final : public Service,
                           private JobState::Outlet {
  public:
   GrpcService(const Job& job, const std::string& address)
-      : state_(job, address, *this), sessions_(job.addresses.size()) {
+      : state_(job, address, *this, Clock::now()), sessions_(job.addresses.size()) {
     listen(job, address);
     timekeeper_ = std::thread([this] { keep_time(); });
     if (job.on_refused)
@@ -79,12 +79,13 @@ class GrpcService final : public Service,
 
   bool wait_until_empty(std::chrono::nanoseconds timeout) override {
     std::unique_lock lock(mutex_);
-    return changed_.wait_until(lock, deadline_after(timeout), [&] { return state_.empty(); });
+    return changed_.wait_until(lock, deadline_after(Clock::now(), timeout),
+                               [&] { return state_.empty(); });
   }
 
   bool wait_until_quiet(std::chrono::nanoseconds timeout) override {
     std::unique_lock lock(mutex_);
-    const auto deadline = deadline_after(timeout);
+    const auto deadline = deadline_after(Clock::now(), timeout);
     while (!state_.empty()) {
       const auto quiet = state_.quiet_at();
       const auto now = Clock::now();
@@ -114,7 +115,7 @@ class GrpcService final : public Service,
   void report_refusals(const std::function<void(const std::string&)>& report);
 
   ServerStream* Join(grpc::CallbackServerContext* context) override;
-  void send(int rank, wire::FromService message) override;
+  void send(int rank, FromService message) override;
   void drop(int rank) override;
 
   mutable std::mutex mutex_;  // guards all below, and what the sessions hold
@@ -145,10 +146,9 @@ class GrpcService::Session final : public ServerStream {
   void cancel() { context_.TryCancel(); }
 
   void OnReadDone(bool ok) override {
-    bool over = !ok;
+    bool over = !ok || in_.has_goodbye();
     try {
       hear(ok);
-      over = over || in_.has_goodbye();
     } catch (const std::exception&) {
       context_.TryCancel();  // out of memory: the next read fails
     }
@@ -172,7 +172,7 @@ class GrpcService::Session final : public ServerStream {
     std::lock_guard lock(service_.mutex_);
     if (service_.stopping_) return;
     if (ok)
-      service_.state_.handle(rank_, in_, Clock::now());
+      service_.state_.handle(rank_, from_wire(std::move(in_)), Clock::now());
     else
       service_.state_.closed(rank_);
     if (service_.state_.empty() || service_.state_.next_tick() < service_.alarm_)
@@ -254,12 +254,12 @@ void GrpcService::report_refusals(const std::function<void(const std::string&)>&
 ServerStream* GrpcService::Join(grpc::CallbackServerContext* context) {
   std::lock_guard lock(mutex_);
   try {
-    const wire::Hello hello = hello_of(*context);
+    const Hello hello = hello_of(*context);
     state_.admit(hello, Clock::now());
-    auto* const session = new Session(*this, *context, hello.rank());
-    sessions_[hello.rank()] = session;
+    auto* const session = new Session(*this, *context, hello.rank);
+    sessions_[hello.rank] = session;
     acceptor_->joined(context->peer());
-    state_.welcome(hello.rank());
+    state_.welcome(hello.rank);
     return session;
   } catch (const Error& error) {
     refuse(host_of(context->peer()), error.what());
@@ -269,8 +269,8 @@ ServerStream* GrpcService::Join(grpc::CallbackServerContext* context) {
   }
 }
 
-void GrpcService::send(int rank, wire::FromService message) {
-  if (Session* const session = sessions_[rank]) session->send(std::move(message));
+void GrpcService::send(int rank, FromService message) {
+  if (Session* const session = sessions_[rank]) session->send(to_wire(message));
 }
 
 void GrpcService::drop(int rank) {

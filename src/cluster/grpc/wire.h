@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both ends of a stream share: limits, conversions, and a queue of messages to send.
+// What both ends of a stream share: limits, conversions of messages, and a queue of messages to
+// send.
 #pragma once
 
-#include <fmt/format.h>
 #include <tutti/error.h>
 
-#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <functional>
 #include <string>
 #include <utility>
 
-#include "cluster/coordination.h"
 #include "cluster/grpc/coordination.grpc.pb.h"
+#include "cluster/session.h"
 
 namespace tutti::cluster {
 
@@ -24,11 +23,7 @@ using Clock = std::chrono::steady_clock;
 inline constexpr char kHelloKey[] = "tutti-hello-bin";
 inline constexpr size_t kLargestHello = 16 << 10;
 inline constexpr size_t kLargestToken = 4 << 10;
-inline constexpr char kWrongToken[] =
-    "wrong token; every worker of the job needs the TUTTI_TOKEN that the service has";
-
 inline constexpr size_t kLargestName = 1 << 10;
-inline constexpr size_t kLargestTotal = 64 << 20;  // of an exchange, and of all keys
 inline constexpr size_t kLargestMessage = kLargestTotal + (1 << 20);
 
 inline wire::Failure to_wire(const Failure& failure) {
@@ -46,24 +41,33 @@ inline Failure from_wire(const wire::Failure& failure) {
           failure.text()};
 }
 
-inline std::string in_seconds(std::chrono::nanoseconds time) {
-  return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
+inline ToService from_wire(wire::ToService message) {
+  switch (message.body_case()) {
+    case wire::ToService::kExchange: {
+      wire::Exchange& call = *message.mutable_exchange();
+      return {message.id(),
+              Exchange{std::move(*call.mutable_name()), std::move(*call.mutable_value()),
+                       std::chrono::nanoseconds(call.timeout_ns())}};
+    }
+    case wire::ToService::kAbort: return {message.id(), Abort{from_wire(message.abort())}};
+    case wire::ToService::kReport: return {message.id(), Report{from_wire(message.report())}};
+    case wire::ToService::kGoodbye: return {message.id(), Goodbye{}};
+    case wire::ToService::BODY_NOT_SET: break;
+  }
+  return {};
 }
 
-// `timeout` from now, without an overflow if it stands for "never".
-inline Clock::time_point deadline_after(std::chrono::nanoseconds timeout) {
-  constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365);
-  return Clock::now() + std::clamp(timeout, std::chrono::nanoseconds(0), longest);
-}
-
-// A short timeout must not make the peer look dead between two heartbeats.
-inline std::chrono::nanoseconds heartbeat_interval(const Job& job) {
-  return std::min(job.heartbeat_interval, job.heartbeat_timeout / 4);
-}
-
-// A peer that has not been heard for longer is silent: one heartbeat may be late.
-inline std::chrono::nanoseconds silent_after(const Job& job) {
-  return 5 * heartbeat_interval(job) / 2;
+inline wire::FromService to_wire(const FromService& message) {
+  wire::FromService out;
+  if (const auto* const failure = std::get_if<Failure>(&message))
+    *out.mutable_failure() = to_wire(*failure);
+  if (const auto* const reply = std::get_if<Reply>(&message)) {
+    out.mutable_reply()->set_id(reply->id);
+    if (reply->error) *out.mutable_reply()->mutable_error() = to_wire(*reply->error);
+    if (reply->values)
+      for (const std::string& value : *reply->values) out.mutable_reply()->add_values(value);
+  }
+  return out;
 }
 
 // gRPC takes one message at a time. Not thread-safe; a message stays put while it is being written.

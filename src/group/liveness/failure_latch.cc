@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/world.h"
 #include "group/liveness/timing.h"
 
 namespace tutti::group {
@@ -26,9 +27,9 @@ std::optional<cluster::Failure> FailureLatch::failure() const {
 }
 
 void FailureLatch::rethrow() const {
-  const auto limit = std::chrono::steady_clock::now() + timing::kWriteFailure;
+  const auto limit = base::Clock::now() + timing::kWriteFailure;
   while (failure_.state.load(std::memory_order_acquire) == 1)
-    if (std::chrono::steady_clock::now() > limit)
+    if (base::Clock::now() > limit)
       throw UnavailableError("the group has failed, and the rank that said so died saying it");
   throw_error(failure_.code, failure_.text);
 }

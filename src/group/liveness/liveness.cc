@@ -3,14 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <thread>
-
 #include "base/log.h"
+#include "base/world.h"
 #include "group/liveness/timing.h"
 
 namespace tutti::group {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 
 std::string Liveness::progress(int rank, uint64_t operation) const {
   const int number = peers_->number(rank);
@@ -39,9 +38,8 @@ void Liveness::check_losses(const std::string& during, int ranks, int me,
     check();  // the lost rank may have said why before it went
     if (left(r)) continue;
     // Or it may have told the coordination service, which also knows soon if it did not.
-    const auto reason = alarm_
-                            ? await_reason([] { std::this_thread::sleep_for(timing::kShortPoll); })
-                            : std::nullopt;
+    const auto reason =
+        alarm_ ? await_reason([] { base::sleep_for(timing::kShortPoll); }) : std::nullopt;
     if (!reason || reason->code != ErrorCode::aborted)
       fail(r, ErrorCode::unavailable,
            fmt::format("{}: {} {}; {}", during, name(r), loss, progress(r, at(r))));

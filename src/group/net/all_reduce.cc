@@ -171,7 +171,7 @@ class NetworkCollectives::Reducer {
       alignas(kLine) std::byte values[kSmallMessage];
       const size_t bytes = sums_.make_values(range, range, values, {0, range.end, shown});
       channels_.shake_hands(leaders_, [&](int, std::byte* to) {
-        std::memcpy(to, values, bytes);
+        copy_bytes(to, values, bytes);
         return bytes;
       });
       std::vector<const std::byte*> from(layout_.hosts());
@@ -360,13 +360,13 @@ void NetworkCollectives::all_at_once(const GroupCall& call, bool wanted) {
   for (const int r : all_ranks_)
     leaves_.push_back(r == channels_.rank() ? call.in.data : channels_.told(r));
   void* const out = call.out.data;
-  kernels::reduce_here({.inputs = leaves_,
-                        .outputs = {&out, 1},
-                        .count = call.in.count,
-                        .dtype = call.in.dtype,
-                        .op = call.op,
-                        .divisor = int64_t(all_ranks_.size())},
-                       false);
+  reduce_here({.inputs = leaves_,
+               .outputs = {&out, 1},
+               .count = call.in.count,
+               .dtype = call.in.dtype,
+               .op = call.op,
+               .divisor = int64_t(all_ranks_.size())},
+              false);
 }
 
 }  // namespace tutti::group

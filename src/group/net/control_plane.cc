@@ -33,19 +33,21 @@ ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, int rank, int s
       rank_(rank),
       size_(size),
       remote_(std::move(remote)),
-      receivers_(size_t(size)) {
+      receivers_(size_t(size)),
+      frames_(std::make_unique_for_overwrite<Frame[]>(size_t(size))) {
   for (size_t r = 0; r < receivers_.size(); ++r)
     if (int(r) != rank_) post_receiver(r);
 }
 
 void ControlPlane::close() {
   std::lock_guard lock(mutex_);
+  bool lost = false;
   for (Receiver& receiver : receivers_) {
-    // The memory of a receive that cannot be cancelled is written to after this.
-    if (receiver.message && !transport_->cancel(receiver.message)) receiver.frame.release();
-    receiver.message = nullptr;
-    receiver.frame.reset();
+    if (receiver.message && !transport_->cancel(receiver.message)) lost = true;
+    receiver = {};
   }
+  // The memory of a receive that cannot be cancelled is written to after this.
+  if (lost) static_cast<void>(frames_.release());
 }
 
 ControlPlane::~ControlPlane() {
@@ -56,10 +58,9 @@ ControlPlane::~ControlPlane() {
 
 void ControlPlane::post_receiver(size_t rank) {
   Receiver& receiver = receivers_[rank];
-  if (!receiver.frame) receiver.frame = std::make_unique<Frame>();
-  *receiver.frame = {};
-  receiver.message = transport_->receive(int(rank), tag(0, MessageKind::notice),
-                                         receiver.frame.get(), sizeof(Frame));
+  receiver.open = true;
+  receiver.message =
+      transport_->receive(int(rank), tag(0, MessageKind::notice), &frames_[rank], sizeof(Frame));
 }
 
 uint32_t ControlPlane::new_group_id() {
@@ -148,16 +149,16 @@ void ControlPlane::dispatch() {
   });
   for (size_t r = 0; r < receivers_.size(); ++r) {
     Receiver& receiver = receivers_[r];
-    while (int(r) != rank_ && receiver.frame) {
+    while (receiver.open) {
       const Transport::State state =
           receiver.message ? transport_->test(receiver.message) : Transport::State::over;
       if (state == Transport::State::under_way) break;
       receiver.message = nullptr;
       if (state != Transport::State::over) {
-        receiver.frame.reset();
+        receiver.open = false;
         break;
       }
-      take(r, *receiver.frame);
+      take(r, frames_[r]);
       post_receiver(r);
     }
   }

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/world.h"
 #include "group/liveness/peer_monitor.h"
 #include "group/net/transport.h"
 
@@ -86,7 +87,7 @@ class ControlPlane final : public Pump {
 
  private:
   struct Frame;
-  using Clock = std::chrono::steady_clock;
+  using Clock = base::Clock;
   void post_receiver(size_t rank);
   void take(size_t rank, const Frame& frame);
   void note(const Notice& notice);
@@ -101,9 +102,10 @@ class ControlPlane final : public Pump {
   std::map<uint32_t, Listener*> listeners_;
   struct Receiver {
     Transport::Message* message = nullptr;
-    std::unique_ptr<Frame> frame;  // null: nothing more comes from there
+    bool open = false;  // else nothing more comes from there
   };
   std::vector<Receiver> receivers_;  // by rank
+  std::unique_ptr<Frame[]> frames_;  // for them; untouched until something comes
   std::list<std::pair<Transport::Message*, std::unique_ptr<Frame>>> outgoing_;
   std::optional<Clock::time_point> probing_since_, probed_;  // while it is asked to; and last
   Clock::time_point heard_{};                                // a rank on another host

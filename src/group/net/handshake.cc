@@ -5,12 +5,13 @@
 #include <cstring>
 #include <map>
 
+#include "base/world.h"
 #include "group/liveness/timing.h"
 #include "group/net/peer_channels.h"
 
 namespace tutti::group {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 
 std::byte* PeerChannels::greeting_to(int peer) const {
   return greetings_.get() + 2 * size_t(peer) * kGreetingBytes;

@@ -24,13 +24,13 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
   const auto combine = [&](size_t at, size_t now, const auto& theirs) {
     for (size_t r = 0; r < n; ++r) inputs[r] = r == me ? in + me * bytes + at : theirs(r);
     void* const output = out + at / each * size_of(call.out.dtype);
-    kernels::reduce_here({.inputs = inputs,
-                          .outputs = {&output, 1},
-                          .count = int64_t(now / each),
-                          .dtype = call.in.dtype,
-                          .op = call.op,
-                          .divisor = int64_t(n)},
-                         false);
+    reduce_here({.inputs = inputs,
+                 .outputs = {&output, 1},
+                 .count = int64_t(now / each),
+                 .dtype = call.in.dtype,
+                 .op = call.op,
+                 .divisor = int64_t(n)},
+                false);
   };
   if (bytes <= kSmallMessage) {
     channels_.shake_hands(

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/world.h"
 #include "group/core/operation.h"
 #include "kernels/reduce.h"
 
@@ -20,7 +21,13 @@ inline const std::byte* bytes_of(const void* data) { return static_cast<const st
 inline std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
 inline void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (bytes && to != from) std::memcpy(to, from, bytes);
+  if (bytes && to != from && !base::is_length_only(bytes)) std::memcpy(to, from, bytes);
+}
+
+inline void reduce_here(const kernels::Reduction& reduction, bool stream) {
+  const size_t buffers = reduction.inputs.size() + reduction.outputs.size();
+  if (!base::is_length_only(buffers * size_t(reduction.count) * size_of(reduction.dtype)))
+    kernels::reduce_here(reduction, stream);
 }
 
 inline size_t size_in_bytes(const detail::Memory& memory) {
@@ -108,13 +115,13 @@ class FlatView {
       for (size_t leaf = 0; leaf < leaves(); ++leaf) inputs_now_[leaf] = input(leaf, part);
       outputs_now_.clear();
       add_outputs(part, outputs_now_);
-      kernels::reduce_here({.inputs = inputs_now_,
-                            .outputs = outputs_now_,
-                            .count = part.count(),
-                            .dtype = part.piece.dtype,
-                            .op = reduction_.op,
-                            .divisor = int64_t(leaves())},
-                           stream);
+      reduce_here({.inputs = inputs_now_,
+                   .outputs = outputs_now_,
+                   .count = part.count(),
+                   .dtype = part.piece.dtype,
+                   .op = reduction_.op,
+                   .divisor = int64_t(leaves())},
+                  stream);
     });
   }
 

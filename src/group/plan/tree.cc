@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/half.h"
+#include "base/world.h"
 #include "kernels/cast.h"
 #include "kernels/reduce.h"
 
@@ -82,6 +83,7 @@ const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, siz
 }
 
 void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t count) {
+  if (base::is_length_only((leaves.size() + 1) * size_t(count) * size_of(dtype_))) return;
   if (leaves.size() == 1) {
     if (out != leaves[0]) std::memcpy(out, leaves[0], size_t(count) * size_of(dtype_));
     return;
@@ -105,6 +107,8 @@ void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t co
 
 void TreeSum::finish(std::span<const Subtree> subtrees, std::span<const void* const> values,
                      std::span<void* const> outputs, int64_t count) {
+  if (base::is_length_only((values.size() + outputs.size()) * size_t(count) * size_of(partial_)))
+    return;
   if (subtrees.size() == leaves_)  // all of them leaves
     return kernels::reduce_here({.inputs = values,
                                  .outputs = outputs,

@@ -22,13 +22,13 @@ void SharedMemoryCollectives::combine(const GroupCall& call, size_t at, size_t b
   for (int r = 0; r < n; ++r) inputs[r] = leaf(r);
   // Results may be wider than what they are made of.
   void* const output = bytes_of(call.out.data) + (at >> shift) * size_of(call.out.dtype);
-  kernels::reduce_here({.inputs = {inputs, size_t(n)},
-                        .outputs = {&output, 1},
-                        .count = int64_t(bytes >> shift),
-                        .dtype = call.in.dtype,
-                        .op = call.op,
-                        .divisor = n},
-                       false);
+  reduce_here({.inputs = {inputs, size_t(n)},
+               .outputs = {&output, 1},
+               .count = int64_t(bytes >> shift),
+               .dtype = call.in.dtype,
+               .op = call.op,
+               .divisor = n},
+              false);
 }
 
 }  // namespace tutti::group

@@ -3,13 +3,14 @@
 
 #include <fmt/format.h>
 
+#include "base/world.h"
 #include "group/liveness/timing.h"
 
 namespace tutti::group {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 using std::chrono::nanoseconds;
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/spin.h"
+#include "base/world.h"
 #include "group/liveness/timing.h"
 #include "group/shm/peer_memory.h"
 
@@ -19,15 +20,18 @@ namespace tutti::group {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 using std::chrono::nanoseconds;
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, bool shared) {
+  if (base::World* const world = base::world())
+    return world->wait(&word, world->now() + timing::kPoll);
   const timespec nap{0, timing::kPoll.count()};
   syscall(SYS_futex, &word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, value, &nap, nullptr, 0);
 }
 
 void futex_wake(std::atomic<uint32_t>& word, bool shared) {
+  if (base::World* const world = base::world()) return world->wake(&word);
   syscall(SYS_futex, &word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr,
           0);
 }
@@ -113,7 +117,7 @@ std::string Window::compare_lists(int other, const Description& theirs) {
   for (const auto until = Clock::now() + timing::kReason; others.listed.load() != phase_;) {
     check();
     if (Clock::now() > until) return {};
-    std::this_thread::sleep_for(timing::kShortPoll);
+    base::sleep_for(timing::kShortPoll);
   }
   std::vector<ListedTensor> shown(std::min<size_t>(theirs.tensors, kMost));
   std::memcpy(shown.data(), others.areas[phase_ & 1], shown.size() * sizeof(ListedTensor));
@@ -150,13 +154,15 @@ bool Window::yield_until(auto over) {
 void Window::await(Wait& wait) {
   // With a core for every rank the other is on its way. Else it may need this core to get there.
   // A pause takes longer than a line from another core, so the first looks go without.
-  for (int i = crowded_ ? 0 : 200; i > 0; --i)
-    if (wait.over()) return;
-  for (int i = crowded_ ? 50 : 2000; i > 0; --i) {
-    base::pause();
-    if (wait.over()) return;
+  if (!base::world()) {
+    for (int i = crowded_ ? 0 : 200; i > 0; --i)
+      if (wait.over()) return;
+    for (int i = crowded_ ? 50 : 2000; i > 0; --i) {
+      base::pause();
+      if (wait.over()) return;
+    }
+    if (crowded_ && yield_until([&] { return wait.over(); })) return;
   }
-  if (crowded_ && yield_until([&] { return wait.over(); })) return;
   wait.deadline.start();
   const WaitGraph::Waiting waiting(wait_graph_, role_of(wait.what.kind), wait.peer);
   while (true) {
@@ -220,7 +226,7 @@ Window::Touch::~Touch() {
         memory_.abandon();
         return;
       }
-      sched_yield();
+      base::yield();
     }
 }
 

@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cluster/coordination.h"
-#include "cluster/grpc/wire.h"
+#include "cluster/session.h"
 
 namespace tutti::cluster {
 
@@ -28,26 +27,26 @@ class Refusals {
 
 class JobState {
  public:
-  using Time = Clock::time_point;
+  using Time = std::chrono::steady_clock::time_point;
 
   // The way to the ranks that are here. Called from within the methods below.
   class Outlet {
    public:
     virtual ~Outlet() = default;
-    virtual void send(int rank, wire::FromService message) = 0;
+    virtual void send(int rank, FromService message) = 0;
     virtual void drop(int rank) = 0;  // end its stream: it is lost
   };
 
   // `address` is the service's own.
-  JobState(const Job& job, const std::string& address, Outlet& outlet);
+  JobState(const Job& job, const std::string& address, Outlet& outlet, Time now);
 
   // Takes a rank in, or throws the error that says why not. `welcome` must be called once the
   // outlet reaches it.
-  void admit(const wire::Hello& hello, Time now);
+  void admit(const Hello& hello, Time now);
   void welcome(int rank);
   void refused(const std::string& refused) { refusals_.add(refused); }  // for the texts of errors
 
-  void handle(int rank, const wire::ToService& message, Time now);
+  void handle(int rank, const ToService& message, Time now);
   void closed(int rank);  // its stream ended: it is lost, unless it has said goodbye
 
   // Heartbeats, both ways, and whatever is overdue.
@@ -80,7 +79,7 @@ class JobState {
     size_t bytes = 0;
   };
 
-  void exchange(const Waiter& waiter, const wire::Exchange& call);
+  void exchange(const Waiter& waiter, const Exchange& call);
   void leave(int rank);
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
@@ -96,9 +95,9 @@ class JobState {
   bool is_cut_off(Time now) const;
   void fail_what_is_overdue(Time now);
 
-  void reply(const Waiter& waiter, wire::Reply reply);
+  void reply(const Waiter& waiter, Reply reply);
   void reply_error(const Waiter& waiter, const Failure& error);
-  void broadcast(const wire::FromService& message);
+  void broadcast(const FromService& message);
 
   std::string name(int rank) const;  // "rank 2 (worker-2:5000)"
   int first_missing(const OpenExchange& exchange) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cluster/grpc/job_state.h"
+#include "cluster/job_state.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -40,29 +40,29 @@ std::string Refusals::text() const {
                      more_ ? fmt::format(" and {} more", more_) : "");
 }
 
-JobState::JobState(const Job& job, const std::string& address, Outlet& outlet)
+JobState::JobState(const Job& job, const std::string& address, Outlet& outlet, Time now)
     : job_(job),
       host_(host_in(address)),
       outlet_(outlet),
       members_(job.addresses.size()),
-      next_heartbeat_(Clock::now()),
+      next_heartbeat_(now),
       last_heard_(next_heartbeat_) {}
 
-void JobState::admit(const wire::Hello& hello, Time now) {
+void JobState::admit(const Hello& hello, Time now) {
   // Checked first, so that a stranger learns nothing else.
-  if (!same_secret(hello.token(), job_.token)) throw UnauthenticatedError(kWrongToken);
-  if (hello.version() != job_.version)
+  if (!same_secret(hello.token, job_.token)) throw UnauthenticatedError(kWrongToken);
+  if (hello.version != job_.version)
     throw FailedPreconditionError(
         fmt::format("the worker runs version {} of Tutti and the service {}; install one version "
                     "everywhere",
-                    hello.version(), job_.version));
+                    hello.version, job_.version));
   const int ranks = static_cast<int>(members_.size());
-  const int rank = hello.rank();
-  if (hello.ranks() != ranks)
+  const int rank = hello.rank;
+  if (hello.ranks != ranks)
     throw FailedPreconditionError(
         fmt::format("rank {} belongs to a job of {} ranks and the service to one of {}; start "
                     "all of them with the same list of workers",
-                    rank, hello.ranks(), ranks));
+                    rank, hello.ranks, ranks));
   if (rank < 0 || rank >= ranks)
     throw InvalidArgumentError(fmt::format("rank {} is not one of the job's {}", rank, ranks));
   if (members_[rank].presence != Presence::absent)
@@ -74,53 +74,43 @@ void JobState::admit(const wire::Hello& hello, Time now) {
 }
 
 void JobState::welcome(int rank) {
-  outlet_.send(rank, {});
-  if (!failure_) return;
-  wire::FromService message;
-  *message.mutable_failure() = to_wire(*failure_);
-  outlet_.send(rank, std::move(message));
+  outlet_.send(rank, Heartbeat{});
+  if (failure_) outlet_.send(rank, *failure_);
 }
 
-void JobState::handle(int rank, const wire::ToService& message, Time now) {
+void JobState::handle(int rank, const ToService& message, Time now) {
   Member& member = members_[rank];
   if (member.presence != Presence::here) return;  // it was dropped and does not know yet
   hear(rank, now);
-  const auto waiter = [&](int64_t timeout_ns) {
-    const std::chrono::nanoseconds timeout(timeout_ns);
-    return Waiter{rank, message.id(), timeout, deadline_after(timeout)};
-  };
-  switch (message.body_case()) {
-    case wire::ToService::kExchange:
-      return exchange(waiter(message.exchange().timeout_ns()), message.exchange());
-    case wire::ToService::kAbort: return fail(from_wire(message.abort()));
-    case wire::ToService::kReport: return note(from_wire(message.report()));
-    case wire::ToService::kGoodbye: return leave(rank);
-    case wire::ToService::BODY_NOT_SET: return;
-  }
+  if (const auto* const call = std::get_if<Exchange>(&message.body))
+    return exchange({rank, message.id, call->timeout, deadline_after(now, call->timeout)}, *call);
+  if (const auto* const abort = std::get_if<Abort>(&message.body)) return fail(abort->failure);
+  if (const auto* const report = std::get_if<Report>(&message.body)) return note(report->failure);
+  if (std::holds_alternative<Goodbye>(message.body)) leave(rank);
 }
 
-void JobState::exchange(const Waiter& waiter, const wire::Exchange& call) {
+void JobState::exchange(const Waiter& waiter, const Exchange& call) {
   if (failure_) return;  // its rank has been told, or will be in a moment
   const Failure used{waiter.rank, ErrorCode::failed_precondition,
                      fmt::format("exchange \"{}\": {} has come to it before; a name is used once",
-                                 call.name(), name(waiter.rank))};
-  if (const auto found = closed_.find(call.name()); found != closed_.end())
+                                 call.name, name(waiter.rank))};
+  if (const auto found = closed_.find(call.name); found != closed_.end())
     return reply_error(waiter, found->second.value_or(used));
-  OpenExchange& open = open_[call.name()];
+  OpenExchange& open = open_[call.name];
   if (open.values.contains(waiter.rank)) return reply_error(waiter, used);
 
-  open.values[waiter.rank] = call.value();
+  open.values[waiter.rank] = call.value;
   open.waiters.push_back(waiter);
-  open.bytes += call.value().size();
+  open.bytes += call.value.size();
   if (open.bytes > kLargestTotal)
     return close_exchange(
-        call.name(),
+        call.name,
         Failure{-1, ErrorCode::resource_exhausted,
                 fmt::format("exchange \"{}\": the values of {} of {} ranks come to {} together; "
                             "at most {} can be exchanged",
-                            call.name(), open.values.size(), members_.size(), in_mib(open.bytes),
+                            call.name, open.values.size(), members_.size(), in_mib(open.bytes),
                             in_mib(kLargestTotal))});
-  if (open.values.size() == members_.size()) return close_exchange(call.name(), {});
+  if (open.values.size() == members_.size()) return close_exchange(call.name, {});
   fail_what_needs_the_departed();
 }
 
@@ -139,11 +129,12 @@ void JobState::closed(int rank) {
 void JobState::close_exchange(const std::string& name, std::optional<Failure> error) {
   const auto node = open_.extract(name);
   const OpenExchange& open = node.mapped();
-  wire::Reply everything;
+  std::vector<std::string> values;
   if (!error)
-    for (const auto& [rank, value] : open.values) everything.add_values(value);
+    for (const auto& [rank, value] : open.values) values.push_back(value);
+  const auto everything = std::make_shared<const std::vector<std::string>>(std::move(values));
   for (const Waiter& waiter : open.waiters)
-    error ? reply_error(waiter, *error) : reply(waiter, everything);
+    error ? reply_error(waiter, *error) : reply(waiter, {.values = everything});
   closed_[node.key()] = std::move(error);
 }
 
@@ -171,9 +162,7 @@ void JobState::fail(const Failure& failure) {
   if (failure_) return;
   failure_ = failure;
   open_.clear();
-  wire::FromService message;
-  *message.mutable_failure() = to_wire(failure);
-  broadcast(message);
+  broadcast(failure);
 }
 
 void JobState::hear(int rank, Time now) {
@@ -240,7 +229,7 @@ bool JobState::is_cut_off(Time now) const {
 
 void JobState::send_heartbeats(Time now) {
   if (now < next_heartbeat_) return;
-  broadcast({});
+  broadcast(Heartbeat{});
   next_heartbeat_ = now + heartbeat_interval(job_);
 }
 
@@ -258,20 +247,16 @@ void JobState::fail_what_is_overdue(Time now) {
   }
 }
 
-void JobState::reply(const Waiter& waiter, wire::Reply reply) {
-  reply.set_id(waiter.id);
-  wire::FromService message;
-  *message.mutable_reply() = std::move(reply);
-  outlet_.send(waiter.rank, std::move(message));
+void JobState::reply(const Waiter& waiter, Reply reply) {
+  reply.id = waiter.id;
+  outlet_.send(waiter.rank, std::move(reply));
 }
 
 void JobState::reply_error(const Waiter& waiter, const Failure& error) {
-  wire::Reply answer;
-  *answer.mutable_error() = to_wire(error);
-  reply(waiter, std::move(answer));
+  reply(waiter, {.error = error});
 }
 
-void JobState::broadcast(const wire::FromService& message) {
+void JobState::broadcast(const FromService& message) {
   for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank)
     if (members_[rank].presence == Presence::here) outlet_.send(rank, message);
 }

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/world.h"
+
+#include <sched.h>
+#include <time.h>
+
+namespace tutti::base {
+
+namespace detail {
+thread_local constinit World* world = nullptr;
+}
+
+std::chrono::system_clock::time_point time_of_day() {
+  using std::chrono::system_clock;
+  if (World* const simulated = world())
+    return system_clock::time_point(simulated->now().time_since_epoch());
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // a few nanoseconds, and good to a few milliseconds
+  return system_clock::time_point(std::chrono::seconds(now.tv_sec) +
+                                  std::chrono::nanoseconds(now.tv_nsec));
+}
+
+void sleep_for(std::chrono::nanoseconds time) {
+  if (World* const simulated = world())
+    simulated->wait(nullptr, simulated->now() + time);
+  else
+    std::this_thread::sleep_for(time);
+}
+
+void yield() {
+  // In a world where nothing takes time, what is waited for by yielding would never come.
+  if (world())
+    sleep_for(std::chrono::microseconds(1));
+  else
+    sched_yield();
+}
+
+void Mutex::lock_later() {
+  World* const simulated = world();
+  if (!simulated) return mutex_.lock();
+  ++waiters_;
+  while (!mutex_.try_lock()) simulated->wait(this, Clock::time_point::max());
+  --waiters_;
+}
+
+void Mutex::wake() {
+  if (World* const simulated = world()) simulated->wake(this);
+}
+
+void Condition::notify_all() {
+  if (World* const simulated = world())
+    simulated->wake(this);
+  else
+    real_.notify_all();
+}
+
+void Condition::wait_until(std::unique_lock<std::mutex>& lock, Clock::time_point until) {
+  if (World* const simulated = world()) {
+    lock.unlock();
+    simulated->wait(this, until);
+    lock.lock();
+  } else if (until == Clock::time_point::max()) {
+    real_.wait(lock);
+  } else {
+    real_.wait_until(lock, until);
+  }
+}
+
+Thread::Thread(std::function<void()> body) {
+  World* const simulated = world();
+  if (!simulated) {
+    real_ = std::thread(std::move(body));
+    return;
+  }
+  simulated_ = std::make_shared<Simulated>();
+  simulated->spawn([self = simulated_, body = std::move(body)] {
+    self->thread = world()->thread();
+    const std::shared_ptr<void> end(nullptr, [&](void*) {
+      self->over = true;
+      world()->wake(self.get());
+    });
+    body();
+  });
+}
+
+bool Thread::is_this() const {
+  return simulated_ ? simulated_->thread == world()->thread()
+                    : real_.get_id() == std::this_thread::get_id();
+}
+
+void Thread::join() {
+  if (!simulated_) return real_.join();
+  while (!simulated_->over) world()->wait(simulated_.get(), Clock::time_point::max());
+  simulated_ = nullptr;
+}
+
+}  // namespace tutti::base

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordination service of a simulated job, around the real JobState, and the ranks' streams to
+// it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cluster/coordination.h"
+#include "sim/world.h"
+
+namespace tutti::sim {
+
+class SimulatedService;
+class SimulatedCoordination;
+
+// What connects them. It outlives them.
+class CoordinationHub {
+ public:
+  // `processes`: of each rank. `service`: the process that runs the service.
+  CoordinationHub(World& world, const cluster::Job& job, std::string address,
+                  std::vector<int> processes, int service);
+
+  // Called in the process of the service.
+  std::unique_ptr<cluster::Service> serve();
+  // Called in the process of the rank.
+  std::unique_ptr<cluster::Coordination> join(int rank, nanoseconds timeout);
+
+ private:
+  friend class SimulatedService;
+  friend class SimulatedCoordination;
+
+  World& world_;
+  const cluster::Job job_;
+  const std::string address_;
+  const std::vector<int> processes_;
+  const int service_process_;
+  SimulatedService* service_ = nullptr;          // while there is one
+  std::vector<SimulatedCoordination*> streams_;  // by rank; null: it has none
+};
+
+}  // namespace tutti::sim

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/job.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <tutti/version.h>
+
+#include <algorithm>
+#include <map>
+#include <new>
+
+#include "job/job_impl.h"
+
+namespace tutti::sim {
+
+using group::Bootstrap;
+using group::HostProcesses;
+
+namespace {
+
+std::string host_name(int host) { return fmt::format("host{}", host); }
+
+constexpr const char* kService = "launcher:4000";
+
+}  // namespace
+
+// What the processes of one host allocate to share it. Other memory is their own.
+class HostMemory {
+ public:
+  std::shared_ptr<void> allocate(size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED)
+      throw ResourceExhaustedError("simulate: the system has no memory for another rank");
+    const auto* const begin = static_cast<const std::byte*>(data);
+    (*shared_)[begin] = begin + bytes;
+    return {data, [bytes, shared = shared_](void* p) {
+              shared->erase(static_cast<const std::byte*>(p));
+              munmap(p, bytes);
+            }};
+  }
+  bool is_shared(const void* data, size_t bytes) const {
+    const auto* const begin = static_cast<const std::byte*>(data);
+    const auto after = shared_->upper_bound(begin);
+    return after != shared_->begin() && begin + bytes <= std::prev(after)->second;
+  }
+
+ private:
+  using Ranges = std::map<const std::byte*, const std::byte*>;
+  std::shared_ptr<Ranges> shared_ = std::make_shared<Ranges>();
+};
+
+namespace {
+
+// One process's way to the memory of those on its host.
+class Neighbours final : public group::PeerMemory, public group::PeerMonitor {
+ public:
+  Neighbours(World& world, std::shared_ptr<HostMemory> memory, const HostProcesses& processes)
+      : world_(world), memory_(std::move(memory)), processes_(processes) {}
+
+  uint64_t place(const void* data, size_t bytes) const override {
+    return memory_->is_shared(data, bytes) ? reinterpret_cast<uint64_t>(data) : kUnreachable;
+  }
+  void* find(int, uint64_t place) const override { return reinterpret_cast<void*>(place); }
+  std::shared_ptr<void> allocate(size_t bytes) override { return memory_->allocate(bytes); }
+  std::shared_ptr<void> allocate_zeroed(size_t bytes) override { return memory_->allocate(bytes); }
+
+  std::string address(int rank) const override { return processes_.addresses[size_t(rank)]; }
+  std::string loss(int rank) const override {
+    const int process = int(processes_.hellos[size_t(rank)].pid);
+    return world_.is_alive(process) ? "" : fmt::format("has died (process {} is gone)", process);
+  }
+  std::optional<cluster::Failure> failure() const override {
+    return processes_.alarm->load(std::memory_order_acquire) ? processes_.failure() : std::nullopt;
+  }
+  const std::atomic<bool>* alarm() const override { return processes_.alarm; }
+  bool crowded() const override { return false; }
+  bool separate_processes() const override { return true; }
+
+ private:
+  World& world_;
+  const std::shared_ptr<HostMemory> memory_;
+  const HostProcesses processes_;
+};
+
+}  // namespace
+
+class SimulatedSite final : public group::Site {
+ public:
+  explicit SimulatedSite(SimulatedJob& job) : job_(job) {}
+
+  std::unique_ptr<cluster::Coordination> join(Bootstrap& boot) override {
+    if (boot.membership.serves) boot.service = job_.hub_->serve();
+    return job_.hub_->join(boot.membership.rank, group::join_timeout());
+  }
+  group::Hello hello(int rank) override {
+    const std::string host = host_name(job_.host_of(rank));
+    group::Hello hello;
+    hello.memory.host = hello.memory.machine = hello.local = hello.hostname = host;
+    // A core for each rank.
+    for (int r = 0; r < job_.size(); ++r)
+      if (job_.host_of(r) == job_.host_of(rank)) hello.memory.cores.push_back(r);
+    hello.memory.pid = job_.process_of(rank);
+    return hello;
+  }
+  group::HostPeers share_memory(const HostProcesses& processes, const Bootstrap& boot) override {
+    const int host = job_.host_of(boot.membership.rank);
+    const auto neighbours =
+        std::make_shared<Neighbours>(job_.world_, job_.memory_[size_t(host)], processes);
+    return {neighbours, std::make_shared<group::BlockPool>(), neighbours};
+  }
+  std::unique_ptr<group::Transport> connect(const std::vector<group::Hello>&, Bootstrap& boot,
+                                            group::Link& link) override {
+    // Others may send as soon as all are here.
+    auto transport = job_.fabric_->open(boot.membership.rank);
+    link.exchange(transport->name(), "");
+    return transport;
+  }
+  void describe_network(const Bootstrap&, group::JobLayout& layout) override {
+    layout.network = layout.interface = "simulated";
+  }
+
+ private:
+  SimulatedJob& job_;
+};
+
+SimulatedJob::SimulatedJob(const Options& options) : options_(options), world_(options.world) {
+  const int hosts = 1 + *std::ranges::max_element(options_.hosts);
+  for (int h = 0; h < hosts; ++h) memory_.push_back(std::make_shared<HostMemory>());
+  for (int r = 0; r < size(); ++r) {
+    processes_.push_back(world_.add_process(host_of(r)));
+    description_.addresses.push_back(fmt::format("{}:{}", host_name(host_of(r)), 5000 + r));
+  }
+  launcher_ = options_.chief_serves ? -1 : world_.add_process(0);
+  description_.version = std::string(version());
+  description_.heartbeat_timeout = options_.heartbeat_timeout;
+  description_.chief_serves = options_.chief_serves;
+  fabric_ = std::make_unique<Fabric>(world_, processes_);
+  hub_ = std::make_unique<CoordinationHub>(
+      world_, description_, options_.chief_serves ? description_.addresses[0] : kService,
+      processes_, options_.chief_serves ? processes_[0] : launcher_);
+  world_.on_route([this](int from, int to) { return cuts_.contains({from, to}); });
+  if (!options_.chief_serves)
+    world_.start(launcher_, [this] {
+      const auto service = hub_->serve();
+      base::Clock::time_point forever = base::Clock::time_point::max();
+      world_.wait(this, forever);  // until `this` ends
+    });
+}
+
+SimulatedJob::~SimulatedJob() { world_.unwind(); }
+
+void SimulatedJob::start(int rank, std::function<void()> body,
+                         std::function<void(const std::exception* error)> over) {
+  world_.start(process_of(rank), [this, rank, body = std::move(body), over = std::move(over)] {
+    const cluster::Membership membership{
+        .addresses = description_.addresses,
+        .rank = rank,
+        .service = options_.chief_serves ? description_.addresses[0] : kService,
+        .serves = options_.chief_serves && rank == 0,
+        .source = "a simulation"};
+    try {
+      group::Job job(membership, std::make_unique<SimulatedSite>(*this));
+      world_.job() = &job;
+      try {
+        body();
+      } catch (const std::exception& error) {
+        over(&error);
+        job.leave();
+        world_.job() = nullptr;
+        return;
+      }
+      job.leave();
+      world_.job() = nullptr;
+    } catch (const std::exception& error) {
+      return over(&error);
+    }
+    over(nullptr);
+  });
+}
+
+void SimulatedJob::cut_off(int host) {
+  for (int other = 0; other < int(memory_.size()); ++other) {
+    if (other == host) continue;
+    cut(host, other);
+    cut(other, host);
+  }
+}
+
+void SimulatedJob::mend() {
+  cuts_.clear();
+  world_.release();
+}
+
+}  // namespace tutti::sim

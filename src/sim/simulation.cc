@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <tutti/simulation.h>
+
+#include <utility>
+
+#include "sim/job.h"
+
+namespace tutti {
+
+namespace {
+
+constexpr int kMostSimulated = 1024;
+
+sim::SimulatedJob::Options options_for(int ranks, const SimulationOptions& options) {
+  if (ranks < 1 || ranks > kMostSimulated || options.hosts < 1 || options.hosts > ranks)
+    throw InvalidArgumentError(
+        fmt::format("simulated: {} ranks on {} hosts, expected 1 to {} ranks, and as many hosts at "
+                    "most",
+                    ranks, options.hosts, kMostSimulated));
+  sim::SimulatedJob::Options job{.heartbeat_timeout = options.heartbeat_timeout,
+                                 .chief_serves = options.chief_serves};
+  const int per_host = (ranks + options.hosts - 1) / options.hosts;
+  for (int r = 0; r < ranks; ++r) job.hosts.push_back(r / per_host);
+  job.world = {.seed = options.seed,
+               .costs = {.latency = options.latency,
+                         .overhead = options.overhead,
+                         .bandwidth = options.bandwidth / 1e9,
+                         .jitter = options.jitter},
+               .traces = options.traces};
+  return job;
+}
+
+}  // namespace
+
+struct Simulation::Impl {
+  Impl(int ranks, const SimulationOptions& options)
+      : job(options_for(ranks, options)), outcomes(size_t(ranks)), over(size_t(ranks)) {}
+
+  sim::SimulatedJob job;
+  std::vector<Outcome> outcomes;
+  std::vector<bool> over;
+  int planned = 0;  // actions that are still to come
+  bool has_run = false;
+
+  // Whether a rank is over, or will never go on.
+  bool is_done(int rank) {
+    const int process = job.process_of(rank);
+    return over[size_t(rank)] || !job.world().is_alive(process) ||
+           (planned == 0 && job.world().is_suspended(process));
+  }
+};
+
+Simulation::Simulation(int ranks, const SimulationOptions& options)
+    : impl_(std::make_unique<Impl>(ranks, options)) {}
+Simulation::~Simulation() = default;
+Simulation::Simulation(Simulation&&) noexcept = default;
+
+Simulation Group::simulated(int n, const SimulationOptions& options) {
+  return Simulation(n, options);
+}
+
+int Simulation::size() const { return impl_->job.size(); }
+
+std::vector<Simulation::Outcome> Simulation::run(const std::function<void(Group)>& program) {
+  if (std::exchange(impl_->has_run, true))
+    throw FailedPreconditionError("run: this simulation has run already; make another");
+  for (int rank = 0; rank < size(); ++rank)
+    impl_->job.start(
+        rank, [&] { program(Group::from_environment()); },
+        [this, rank](const std::exception* error) {
+          impl_->over[size_t(rank)] = true;
+          if (!error) return;
+          Outcome& outcome = impl_->outcomes[size_t(rank)];
+          const auto* const own = dynamic_cast<const Error*>(error);
+          outcome.code = own ? own->code() : ErrorCode::internal;
+          outcome.error = error->what();
+        });
+  impl_->job.world().run([this] {
+    for (int rank = 0; rank < size(); ++rank)
+      if (!impl_->is_done(rank)) return false;
+    return true;
+  });
+  for (int rank = 0; rank < size(); ++rank)
+    impl_->outcomes[size_t(rank)].killed =
+        !impl_->over[size_t(rank)] && !impl_->job.world().is_alive(impl_->job.process_of(rank));
+  return impl_->outcomes;
+}
+
+void Simulation::kill(int rank) { impl_->job.world().kill(impl_->job.process_of(rank)); }
+void Simulation::kill_launcher() {
+  if (impl_->job.launcher() < 0)
+    throw FailedPreconditionError("kill_launcher: rank 0 runs the coordination service");
+  impl_->job.world().kill(impl_->job.launcher());
+}
+void Simulation::suspend(int rank) { impl_->job.world().suspend(impl_->job.process_of(rank)); }
+void Simulation::resume(int rank) { impl_->job.world().resume(impl_->job.process_of(rank)); }
+void Simulation::cut(int from_host, int to_host) { impl_->job.cut(from_host, to_host); }
+void Simulation::cut_off(int host) { impl_->job.cut_off(host); }
+void Simulation::mend() { impl_->job.mend(); }
+void Simulation::slow_down(int host, double factor) { impl_->job.world().slow_down(host, factor); }
+void Simulation::at(std::chrono::nanoseconds time, std::function<void()> action) {
+  sim::World& world = impl_->job.world();
+  ++impl_->planned;
+  world.at(world.start_time() + time, [this, action = std::move(action)] {
+    --impl_->planned;
+    action();
+  });
+}
+std::chrono::nanoseconds Simulation::now() const {
+  sim::World& world = impl_->job.world();
+  return world.now() - world.start_time();
+}
+uint64_t Simulation::trace_hash() const { return impl_->job.world().hash(); }
+const std::string& Simulation::trace() const { return impl_->job.world().trace(); }
+
+}  // namespace tutti

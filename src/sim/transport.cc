@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "group/net/control_plane.h"
+#include "group/net/transport_parts.h"
+
+namespace tutti::sim {
+
+using group::MessageKind;
+using group::Transport;
+
+namespace {
+
+// Up to this size a message is over when it was sent: the sender's host keeps it.
+constexpr size_t kKept = 64 << 10;
+
+// Data that only has a length, if the world moves no data.
+bool is_data(uint32_t tag) {
+  const auto kind = MessageKind(tag & 7);
+  return kind == MessageKind::data || kind == MessageKind::results;
+}
+
+}  // namespace
+
+class SimulatedTransport final : public Transport {
+ public:
+  SimulatedTransport(Fabric& fabric, int rank)
+      : fabric_(fabric), world_(fabric.world_), rank_(rank), peers_(size_t(fabric.size())) {}
+  ~SimulatedTransport() override {
+    fabric_.open_[size_t(rank_)] = nullptr;
+    // The others' connections end after what was sent before.
+    for (int peer = 0; peer < fabric_.size(); ++peer) hang_up(peer);
+  }
+
+  const char* name() const override { return "simulated"; }
+
+  Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
+    if (peers_[size_t(to)].lost) return messages_.make({.peer = to, .state = State::failed});
+    Envelope envelope{uint32_t(tag), bytes, {}, nullptr};
+    if (bytes && (moves_data_ || !is_data(uint32_t(tag)))) {
+      const auto* const from = static_cast<const std::byte*>(data);
+      envelope.data.assign(from, from + bytes);
+    }
+    Item* const waits = bytes > kKept
+                            ? messages_.make({.peer = to, .sending = true, .tag = uint32_t(tag)})
+                            : nullptr;
+    envelope.sender = waits;
+    if (waits) ++unsent_;
+    world_.send(fabric_.process_of(rank_), fabric_.process_of(to), bytes + kHead,
+                [fabric = &fabric_, from = rank_, to, envelope = std::move(envelope)]() mutable {
+                  // A rank that has not come yet is there when it is sent to: ranks connect first.
+                  if (SimulatedTransport* const there = fabric->open_[size_t(to)])
+                    there->take(from, std::move(envelope));
+                });
+    return waits;
+  }
+
+  Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
+    Peer& peer = peers_[size_t(from)];
+    Item wanted{.peer = from, .tag = uint32_t(tag), .data = data, .bytes = bytes};
+    for (auto at = peer.early.begin(); at != peer.early.end(); ++at) {
+      if (at->tag != wanted.tag) continue;
+      fill(wanted, *at);
+      peer.early.erase(at);
+      return wanted.state == State::over ? nullptr : messages_.make(wanted);
+    }
+    if (peer.lost) wanted.state = State::failed;
+    Item* const made = messages_.make(wanted);
+    if (!peer.lost) append(peer, made);
+    return made;
+  }
+
+  State test(Message* message) override {
+    Item* const item = own(message);
+    if (item->state == State::under_way) return State::under_way;
+    const State state = item->state;
+    messages_.drop(item);
+    return state;
+  }
+  bool is_under_way(const Message* message) override {
+    return static_cast<const Item*>(message)->state == State::under_way;
+  }
+  bool cancel(Message* message) override {
+    Item* const item = own(message);
+    if (item->state == State::under_way && !item->sending) remove(peers_[size_t(item->peer)], item);
+    // What is on its way has a copy of the data; it only must not tell this message.
+    if (item->state == State::under_way && item->sending) {
+      --unsent_;
+      cancelled_.push_back(item);
+      return true;
+    }
+    messages_.drop(item);
+    return true;
+  }
+
+  void progress() override {}
+  void flush(nanoseconds at_most) override {
+    const World::Time until = world_.now() + at_most;
+    while (unsent_ > 0 && world_.now() < until) world_.wait(this, until);
+  }
+  void sleep(const Message* message, nanoseconds at_most) override {
+    if (message && !is_under_way(message)) return;
+    world_.wait(this, world_.now() + at_most);
+  }
+  std::string loss(int rank) const override {
+    return peers_[size_t(rank)].lost ? "Connection reset by peer" : "";
+  }
+
+  // The peer's end of the connection is gone.
+  void lose(int from) {
+    Peer& peer = peers_[size_t(from)];
+    if (std::exchange(peer.lost, true)) return;
+    for (Item* item = peer.first; item; item = item->next) item->state = State::failed;
+    peer.first = peer.last = nullptr;
+    world_.wake(this);
+  }
+  // Tells a peer that this end is gone.
+  void hang_up(int peer) {
+    if (peer == rank_) return;
+    world_.send(fabric_.process_of(rank_), fabric_.process_of(peer), 0,
+                [fabric = &fabric_, from = rank_, peer] {
+                  if (SimulatedTransport* const there = fabric->open_[size_t(peer)])
+                    there->lose(from);
+                });
+  }
+
+ private:
+  static constexpr size_t kHead = 16;  // of a message on the wire
+
+  struct Item : Message {
+    Item* next = nullptr;  // of those that wait for something from this peer
+    int peer = 0;
+    bool sending = false;
+    State state = State::under_way;
+    uint32_t tag = 0;
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  struct Envelope {
+    uint32_t tag;
+    size_t bytes;
+    std::vector<std::byte> data;
+    Item* sender;  // that waits until this is there
+  };
+  struct Peer {
+    Item *first = nullptr, *last = nullptr;  // receives that wait
+    std::vector<Envelope> early = {};
+    bool lost = false;
+  };
+
+  static Item* own(Message* message) { return static_cast<Item*>(message); }
+
+  static void append(Peer& peer, Item* item) {
+    (peer.last ? peer.last->next : peer.first) = item;
+    peer.last = item;
+  }
+  static void remove(Peer& peer, Item* item) {
+    Item* before = nullptr;
+    for (Item* at = peer.first; at != item; at = at->next) before = at;
+    (before ? before->next : peer.first) = item->next;
+    if (peer.last == item) peer.last = before;
+  }
+
+  void fill(Item& item, const Envelope& envelope) {
+    item.state = envelope.bytes > item.bytes ? State::too_long : State::over;
+    if (item.state == State::over && !envelope.data.empty())
+      std::memcpy(item.data, envelope.data.data(), envelope.data.size());
+  }
+
+  void take(int from, Envelope envelope) {
+    if (envelope.sender)
+      if (SimulatedTransport* const sender = fabric_.open_[size_t(from)])
+        sender->arrived(envelope.sender);
+    Peer& peer = peers_[size_t(from)];
+    Item* item = peer.first;
+    while (item && item->tag != envelope.tag) item = item->next;
+    if (item) {
+      remove(peer, item);
+      fill(*item, envelope);
+    } else {
+      peer.early.push_back(std::move(envelope));
+    }
+    world_.wake(this);
+  }
+  void arrived(Item* item) {
+    if (std::erase(cancelled_, item)) return messages_.drop(item);
+    item->state = State::over;
+    --unsent_;
+    world_.wake(this);
+  }
+
+  Fabric& fabric_;
+  World& world_;
+  const int rank_;
+  const bool moves_data_ = world_.moves_data();
+  std::vector<Peer> peers_;
+  group::Pool<Item> messages_;
+  std::vector<Item*> cancelled_;  // that still are on their way
+  int unsent_ = 0;
+};
+
+Fabric::Fabric(World& world, std::vector<int> processes)
+    : world_(world), processes_(std::move(processes)), open_(processes_.size()) {
+  // The system of a host closes the connections of a process that died.
+  world_.on_death([this](int process) {
+    const auto found = std::ranges::find(processes_, process);
+    if (found == processes_.end()) return;
+    const size_t rank = size_t(found - processes_.begin());
+    if (SimulatedTransport* const transport = open_[rank])
+      for (int peer = 0; peer < size(); ++peer) transport->hang_up(peer);
+  });
+}
+
+std::unique_ptr<group::Transport> Fabric::open(int rank) {
+  auto transport = std::make_unique<SimulatedTransport>(*this, rank);
+  open_[size_t(rank)] = transport.get();
+  return transport;
+}
+
+}  // namespace tutti::sim

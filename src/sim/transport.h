@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The transport between the ranks of a simulated job.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "group/net/transport.h"
+#include "sim/world.h"
+
+namespace tutti::sim {
+
+class SimulatedTransport;
+
+// What connects them. It outlives its transports.
+class Fabric {
+ public:
+  // `processes`: of each rank.
+  Fabric(World& world, std::vector<int> processes);
+
+  World& world() { return world_; }
+  int process_of(int rank) const { return processes_[size_t(rank)]; }
+  int size() const { return int(processes_.size()); }
+  // Rank's way to all others. What they sent before is kept for it.
+  std::unique_ptr<group::Transport> open(int rank);
+
+ private:
+  friend class SimulatedTransport;
+
+  World& world_;
+  const std::vector<int> processes_;
+  std::vector<SimulatedTransport*> open_;  // by rank; null: not yet, or not any more
+};
+
+}  // namespace tutti::sim

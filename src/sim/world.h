@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// A simulated world: processes on hosts, a clock that jumps from event to event, and a network with
+// a cost. Everything runs on one thread and in an order that depends on the seed alone.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/world.h"
+#include "sim/fiber.h"
+
+namespace tutti::sim {
+
+using std::chrono::nanoseconds;
+
+// What things cost. Zero: nothing.
+struct Costs {
+  nanoseconds latency = std::chrono::microseconds(10);  // from host to host, without a load
+  nanoseconds overhead = std::chrono::microseconds(1);  // of a message, at each end
+  double bandwidth = 12.5;    // of a host, each way, in bytes per nanosecond
+  double oversubscribed = 1;  // how much more the hosts of a switch may send than leaves it
+  int hosts_per_switch = 32;
+  double sum = 0.05;                                    // nanoseconds per byte that is worked on
+  nanoseconds wake_up = std::chrono::nanoseconds(200);  // of a thread, by one on its host
+  nanoseconds jitter = {};                              // that a message may take longer, at most
+};
+
+class World final : public base::World {
+ public:
+  struct Options {
+    uint64_t seed = 1;
+    Costs costs = {};
+    bool moves_data = true;  // else lengths alone
+    bool traces = false;     // keeps the events as text
+  };
+  explicit World(const Options& options);
+  ~World() { unwind(); }
+
+  // A process on a host; -1: of the outside, which costs nothing to reach.
+  int add_process(int host);
+  int host_of(int process) const { return processes_[size_t(process)].host; }
+  // A thread of it. What it throws ends the process.
+  void start(int process, std::function<void()> body);
+  // Until is_done(), or until nothing can happen any more. Asked after each event.
+  void run(const std::function<bool()>& is_done);
+  // Ends what still waits, and does not come back from it. Nothing runs after this.
+  void unwind();
+
+  // What happens at a time, whichever process runs.
+  void at(Time time, std::function<void()> action);
+  void after(nanoseconds time, std::function<void()> action) { at(now_ + time, std::move(action)); }
+
+  // Faults. A process that is killed never runs again; one that is suspended runs when it is
+  // resumed.
+  void kill(int process);
+  void suspend(int process);
+  void resume(int process);
+  bool is_alive(int process) const { return processes_[size_t(process)].alive; }
+  bool is_suspended(int process) const { return processes_[size_t(process)].suspended; }
+  // Called when a process dies.
+  void on_death(std::function<void(int process)> heard) { on_death_.push_back(std::move(heard)); }
+  // Messages from one host to another wait while this says so; see `release`.
+  void on_route(std::function<bool(int from, int to)> is_cut) { is_cut_ = std::move(is_cut); }
+  // Sends what waited on its way, as far as it is not cut any more.
+  void release();
+  // A host whose messages take this many times as long.
+  void slow_down(int host, double factor) { slow_[host] = factor; }
+
+  // A message between processes. `arrive` runs when it is there, unless the receiver is dead.
+  // Messages from one process to another keep their order.
+  void send(int from, int to, size_t bytes, std::function<void()> arrive);
+  // When the message that was sent last has left the host of its sender.
+  Time left_at() const { return left_at_; }
+
+  // The process whose thread runs; -1: none.
+  int current() const { return current_ ? current_->process : -1; }
+  Time start_time() const { return start_; }
+  bool moves_data() const { return options_.moves_data; }
+  uint64_t random(uint64_t below) { return random_() % below; }
+
+  // What happened, as one number, and as text.
+  void trace(const std::string& text);
+  uint64_t hash() const { return hash_; }
+  const std::string& trace() const { return trace_; }
+  struct Traffic {
+    uint64_t messages = 0, bytes = 0;
+  };
+  const Traffic& sent_by(int host) const { return traffic_[size_t(host)]; }
+
+  // base::World
+  Time now() override;
+  void wait(const void* key, Time until) override;
+  void wake(const void* key) override;
+  void spawn(std::function<void()> body) override { start(current(), std::move(body)); }
+  const void* thread() override { return current_; }
+  bool works_on(size_t bytes) override;
+  void log(base::LogLevel level, const std::string& text) override;
+  void*& job() override { return processes_[size_t(current())].job; }
+
+ private:
+  struct Thread {
+    int process;
+    std::unique_ptr<Fiber> fiber;
+    uint64_t wait = 0;  // the number of the one it is in
+    const void* key = nullptr;
+  };
+  struct Event {
+    Time at;
+    uint64_t order;
+    Thread* thread;  // that wakes, if it is still in this wait
+    uint64_t wait;
+    std::function<void()> action;  // without a thread
+    bool operator<(const Event& other) const {
+      return at != other.at ? at > other.at : order > other.order;
+    }
+  };
+  struct Process {
+    int host;
+    void* job = nullptr;
+    bool alive = true, suspended = false;
+    Time busy_until = {};
+    std::vector<Event> parked = {};  // while it is suspended
+  };
+  struct Held {
+    int from, to;
+    size_t bytes;
+    std::function<void()> arrive;
+  };
+  struct Link {
+    Time out = {}, in = {};  // when it is free again
+  };
+  struct Unwind {};
+
+  void push(Time at, Thread* thread, std::function<void()> action = {});
+  void run_thread(const Event& event);
+  void note(uint64_t word);
+  void forget(Thread& thread);
+  void occupy(int process, nanoseconds time);
+  void arrive(int from, int to, size_t bytes, std::function<void()> action);
+  Link& link_of(int host) { return links_[size_t(host)]; }
+  Link& uplink_of(int host) { return uplinks_[size_t(host / options_.costs.hosts_per_switch)]; }
+
+  const Options options_;
+  const Time start_;
+  Time now_;
+  std::mt19937_64 random_;
+  Stacks stacks_;
+  std::deque<Process> processes_;
+  std::deque<Thread> threads_;
+  std::vector<Event> events_;  // a heap
+  uint64_t order_ = 0;
+  std::unordered_map<const void*, std::vector<Thread*>> waiting_;
+  Thread* current_ = nullptr;
+  bool unwinding_ = false;
+  std::deque<Link> links_, uplinks_;
+  std::deque<Traffic> traffic_;
+  std::unordered_map<int, double> slow_;
+  std::unordered_map<uint64_t, Time> last_arrival_;  // by sender and receiver, with jitter
+  std::vector<Held> held_;
+  std::vector<std::function<void(int)>> on_death_;
+  std::function<bool(int, int)> is_cut_;
+  Time left_at_ = {};
+  uint64_t hash_;
+  std::string trace_;
+};
+
+}  // namespace tutti::sim
