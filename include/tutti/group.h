@@ -53,6 +53,7 @@ class Group {
   static std::vector<Group> in_process(int n);
   // `n` ranks in a simulated job, for tests of what a program does if ranks fail; see
   // tutti/simulation.h.
+  static Simulation simulated(int n);
   static Simulation simulated(int n, const SimulationOptions& options);
 
   int rank() const;

@@ -22,6 +22,7 @@
 #include <tutti/replica_context.h>
 #include <tutti/safetensors.h>
 #include <tutti/shape.h>
+#include <tutti/simulation.h>
 #include <tutti/strategy.h>
 #include <tutti/strategy_extended.h>
 #include <tutti/tensor.h>

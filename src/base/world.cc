@@ -29,8 +29,9 @@ void sleep_for(std::chrono::nanoseconds time) {
 
 void yield() {
   // In a world where nothing takes time, what is waited for by yielding would never come.
-  if (world())
-    sleep_for(std::chrono::microseconds(1));
+  if (World* const simulated = world())
+    simulated->wait(nullptr, simulated->now() + std::chrono::microseconds(1),
+                    World::In::destructor);
   else
     sched_yield();
 }
@@ -90,7 +91,8 @@ bool Thread::is_this() const {
 
 void Thread::join() {
   if (!simulated_) return real_.join();
-  while (!simulated_->over) world()->wait(simulated_.get(), Clock::time_point::max());
+  while (!simulated_->over)
+    world()->wait(simulated_.get(), Clock::time_point::max(), World::In::destructor);
   simulated_ = nullptr;
 }
 

@@ -23,8 +23,10 @@ class World {
   using Time = std::chrono::steady_clock::time_point;
 
   virtual Time now() = 0;
-  // Until wake(key), or until `until`.
-  virtual void wait(const void* key, Time until) = 0;
+  // Until wake(key), or until `until`. At the end of the world it throws what ends the thread; in a
+  // destructor it must not, and returns.
+  enum class In { function, destructor };
+  virtual void wait(const void* key, Time until, In place = In::function) = 0;
   virtual void wake(const void* key) = 0;
   // A thread of the process that calls this.
   virtual void spawn(std::function<void()> body) = 0;

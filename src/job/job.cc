@@ -86,7 +86,7 @@ JobGroup new_group(Job& job, const std::string& purpose) {
 
 JobGroup join(const std::optional<Membership>& membership, const std::string& purpose) {
   if (base::world() && own_job()) return new_group(*own_job(), purpose);
-  if (!membership) {
+  if (!membership || base::world()) {
     expect_nccl_if_required();
     return {std::move(make_in_process(1)[0]), 0};
   }

@@ -27,27 +27,35 @@ constexpr const char* kService = "launcher:4000";
 // What the processes of one host allocate to share it. Other memory is their own.
 class HostMemory {
  public:
+  HostMemory() = default;
+  ~HostMemory() {
+    for (const auto& [begin, bytes] : mapped_) munmap(begin, bytes);
+  }
+  HostMemory(const HostMemory&) = delete;
+
   std::shared_ptr<void> allocate(size_t bytes) {
     void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED)
       throw ResourceExhaustedError("simulate: the system has no memory for another rank");
+    mapped_.emplace_back(data, bytes);
     const auto* const begin = static_cast<const std::byte*>(data);
-    (*shared_)[begin] = begin + bytes;
-    return {data, [bytes, shared = shared_](void* p) {
-              shared->erase(static_cast<const std::byte*>(p));
-              munmap(p, bytes);
+    shared_[begin] = begin + bytes;
+    // It stays mapped: in real processes, those that outlive its owner have it mapped, too.
+    return {data, [this, bytes](void* p) {
+              shared_.erase(static_cast<const std::byte*>(p));
+              madvise(p, bytes, MADV_DONTNEED);
             }};
   }
   bool is_shared(const void* data, size_t bytes) const {
     const auto* const begin = static_cast<const std::byte*>(data);
-    const auto after = shared_->upper_bound(begin);
-    return after != shared_->begin() && begin + bytes <= std::prev(after)->second;
+    const auto after = shared_.upper_bound(begin);
+    return after != shared_.begin() && begin + bytes <= std::prev(after)->second;
   }
 
  private:
-  using Ranges = std::map<const std::byte*, const std::byte*>;
-  std::shared_ptr<Ranges> shared_ = std::make_shared<Ranges>();
+  std::map<const std::byte*, const std::byte*> shared_;
+  std::vector<std::pair<void*, size_t>> mapped_;
 };
 
 namespace {
@@ -148,6 +156,21 @@ SimulatedJob::SimulatedJob(const Options& options) : options_(options), world_(o
     });
 }
 
+namespace {
+
+// A job of one rank is no job.
+void run_alone(const std::function<void()>& body,
+               const std::function<void(const std::exception*)>& over) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return over(&error);
+  }
+  over(nullptr);
+}
+
+}  // namespace
+
 SimulatedJob::~SimulatedJob() { world_.unwind(); }
 
 void SimulatedJob::start(int rank, std::function<void()> body,
@@ -159,6 +182,7 @@ void SimulatedJob::start(int rank, std::function<void()> body,
         .service = options_.chief_serves ? description_.addresses[0] : kService,
         .serves = options_.chief_serves && rank == 0,
         .source = "a simulation"};
+    if (size() == 1) return run_alone(body, over);
     try {
       group::Job job(membership, std::make_unique<SimulatedSite>(*this));
       world_.job() = &job;

@@ -32,6 +32,7 @@ class SimulatedJob {
 
   World& world() { return world_; }
   int size() const { return int(options_.hosts.size()); }
+  int hosts() const { return int(memory_.size()); }
   int host_of(int rank) const { return options_.hosts[size_t(rank)]; }
   int process_of(int rank) const { return processes_[size_t(rank)]; }
   int launcher() const { return launcher_; }

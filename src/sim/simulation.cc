@@ -43,6 +43,18 @@ struct Simulation::Impl {
   int planned = 0;  // actions that are still to come
   bool has_run = false;
 
+  int process_of(int rank, const char* call) {
+    if (rank < 0 || rank >= job.size())
+      throw InvalidArgumentError(
+          fmt::format("{}: rank {}, expected 0 to {}", call, rank, job.size() - 1));
+    return job.process_of(rank);
+  }
+  int host(int host, const char* call) {
+    if (host < 0 || host >= job.hosts())
+      throw InvalidArgumentError(
+          fmt::format("{}: host {}, expected 0 to {}", call, host, job.hosts() - 1));
+    return host;
+  }
   // Whether a rank is over, or will never go on.
   bool is_done(int rank) {
     const int process = job.process_of(rank);
@@ -56,6 +68,7 @@ Simulation::Simulation(int ranks, const SimulationOptions& options)
 Simulation::~Simulation() = default;
 Simulation::Simulation(Simulation&&) noexcept = default;
 
+Simulation Group::simulated(int n) { return Simulation(n, {}); }
 Simulation Group::simulated(int n, const SimulationOptions& options) {
   return Simulation(n, options);
 }
@@ -87,18 +100,24 @@ std::vector<Simulation::Outcome> Simulation::run(const std::function<void(Group)
   return impl_->outcomes;
 }
 
-void Simulation::kill(int rank) { impl_->job.world().kill(impl_->job.process_of(rank)); }
+void Simulation::kill(int rank) { impl_->job.world().kill(impl_->process_of(rank, "kill")); }
 void Simulation::kill_launcher() {
   if (impl_->job.launcher() < 0)
     throw FailedPreconditionError("kill_launcher: rank 0 runs the coordination service");
   impl_->job.world().kill(impl_->job.launcher());
 }
-void Simulation::suspend(int rank) { impl_->job.world().suspend(impl_->job.process_of(rank)); }
-void Simulation::resume(int rank) { impl_->job.world().resume(impl_->job.process_of(rank)); }
-void Simulation::cut(int from_host, int to_host) { impl_->job.cut(from_host, to_host); }
-void Simulation::cut_off(int host) { impl_->job.cut_off(host); }
+void Simulation::suspend(int rank) {
+  impl_->job.world().suspend(impl_->process_of(rank, "suspend"));
+}
+void Simulation::resume(int rank) { impl_->job.world().resume(impl_->process_of(rank, "resume")); }
+void Simulation::cut(int from_host, int to_host) {
+  impl_->job.cut(impl_->host(from_host, "cut"), impl_->host(to_host, "cut"));
+}
+void Simulation::cut_off(int host) { impl_->job.cut_off(impl_->host(host, "cut_off")); }
 void Simulation::mend() { impl_->job.mend(); }
-void Simulation::slow_down(int host, double factor) { impl_->job.world().slow_down(host, factor); }
+void Simulation::slow_down(int host, double factor) {
+  impl_->job.world().slow_down(impl_->host(host, "slow_down"), factor);
+}
 void Simulation::at(std::chrono::nanoseconds time, std::function<void()> action) {
   sim::World& world = impl_->job.world();
   ++impl_->planned;

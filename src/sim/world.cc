@@ -130,11 +130,12 @@ void World::forget(Thread& thread) {
   thread.key = nullptr;
 }
 
-void World::wait(const void* key, Time until) {
-  if (unwinding_) {
-    if (std::uncaught_exceptions() == 0) throw Unwind{};
-    return;
-  }
+void World::wait(const void* key, Time until, In place) {
+  const auto end_if_unwinding = [&] {
+    if (unwinding_ && place == In::function && std::uncaught_exceptions() == 0) throw Unwind{};
+  };
+  end_if_unwinding();
+  if (unwinding_) return;
   Thread& thread = *current_;
   if (key) {
     thread.key = key;
@@ -142,7 +143,7 @@ void World::wait(const void* key, Time until) {
   }
   if (until != Time::max()) push(std::max(until, now_), &thread);
   thread.fiber->pause();
-  if (unwinding_ && std::uncaught_exceptions() == 0) throw Unwind{};
+  end_if_unwinding();
 }
 
 void World::wake(const void* key) {

@@ -96,7 +96,7 @@ class World final : public base::World {
 
   // base::World
   Time now() override;
-  void wait(const void* key, Time until) override;
+  void wait(const void* key, Time until, In place = In::function) override;
   void wake(const void* key) override;
   void spawn(std::function<void()> body) override { start(current(), std::move(body)); }
   const void* thread() override { return current_; }

@@ -20,9 +20,10 @@ const fs::path kRoot = TUTTI_SOURCE_DIR;
 // The lowest first. A layer may include from itself and from those before it. A file belongs to
 // the longest path here that it lies under.
 const std::vector<std::string> kLayers = {
-    "base",    "observe",    "device",         "kernels",      "cuda",      "tensor",
-    "cluster", "group/core", "group/liveness", "group/plan",   "group/shm", "group/net",
-    "gpu",     "job",        "group",          "cross_device", "input",     "strategy"};
+    "base",    "observe",    "device",         "kernels",    "cuda",         "tensor",
+    "cluster", "group/core", "group/liveness", "group/plan", "group/shm",    "group/net",
+    "gpu",     "job",        "group",          "sim",        "cross_device", "input",
+    "strategy"};
 
 // Where each public header is implemented.
 const std::map<std::string, std::string> kPublicHeaders = {
@@ -42,6 +43,7 @@ const std::map<std::string, std::string> kPublicHeaders = {
     {"cluster.h", "cluster"},
     {"group.h", "group"},
     {"work.h", "group"},
+    {"simulation.h", "sim"},
     {"cross_device_ops.h", "cross_device"},
     {"collective_all_reduce.h", "cross_device"},
     {"collective_strategy.h", "strategy"},
