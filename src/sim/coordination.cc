@@ -131,7 +131,7 @@ class SimulatedCoordination final : public cluster::Coordination {
   }
 
   std::vector<std::string> exchange(const std::string& name, const std::string& value,
-                                    nanoseconds timeout) override {
+                                    nanoseconds timeout, Failure* why) override {
     const uint64_t id = ++last_id_;
     replies_[id];
     send({id, cluster::Exchange{name, value, timeout}});
@@ -141,6 +141,7 @@ class SimulatedCoordination final : public cluster::Coordination {
       hub_.world_.wait(&replies_, Clock::now() + base::RunningTime::kLook);
     const std::optional<cluster::Reply> reply = std::move(replies_.extract(id).mapped());
     const std::optional<Failure> error = reply ? reply->error : failure_;
+    if (error && why) *why = *error;
     if (error) throw_error(error->code, error->text);
     if (!reply)
       throw DeadlineExceededError(fmt::format(

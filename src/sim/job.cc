@@ -66,10 +66,10 @@ class Neighbours final : public group::PeerMemory, public group::PeerMonitor {
   Neighbours(World& world, std::shared_ptr<HostMemory> memory, const HostProcesses& processes)
       : world_(world), memory_(std::move(memory)), processes_(processes) {}
 
-  uint64_t place(const void* data, size_t bytes) const override {
+  uint64_t position(const void* data, size_t bytes) const override {
     return memory_->is_shared(data, bytes) ? reinterpret_cast<uint64_t>(data) : kUnreachable;
   }
-  void* find(int, uint64_t place) const override { return reinterpret_cast<void*>(place); }
+  void* find(int, uint64_t position) const override { return reinterpret_cast<void*>(position); }
   std::shared_ptr<void> allocate(size_t bytes) override { return memory_->allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override { return memory_->allocate(bytes); }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/world.h"
 #include "support/expect.h"
 
 namespace tutti::base {
@@ -19,7 +20,6 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Clock = std::chrono::steady_clock;
 
 constexpr Rendezvous::Timeouts kForever{0s, 0s};
 constexpr Rendezvous::Timeouts kSayThatIWait{0s, 1ms};
