@@ -76,11 +76,11 @@ void Job::connect_hosts(const Placement& placement) {
   auto control = std::make_shared<ControlPlane>(site_->connect(hellos_, boot_, *link_), rank(),
                                                 size(), placement.remote);
   base::close_in_children(control->transport().sockets());
+  auto ranks = std::make_shared<const JobRanks>(
+      JobRanks{boot_.membership.addresses, placement.hosts, placement.machines});
   topology_ =
       std::make_shared<const JobTopology>(JobTopology{.rank = rank(),
-                                                      .addresses = boot_.membership.addresses,
-                                                      .hosts = placement.hosts,
-                                                      .machines = placement.machines,
+                                                      .ranks = std::move(ranks),
                                                       .control = std::move(control),
                                                       .host_peers = host_peers_,
                                                       .crowded = placement.crowded,
@@ -175,7 +175,7 @@ std::string Job::isolation() const {
   const auto host_of = [](const std::string& address) {
     return address.substr(0, address.rfind(':'));
   };
-  const std::vector<std::string>& hosts = topology_->hosts;
+  const std::vector<std::string>& hosts = topology_->ranks->hosts;
   if (host_of(boot_.address()) != host_of(service) ||
       std::set(hosts.begin(), hosts.end()).size() < 3)
     return {};

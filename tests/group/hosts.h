@@ -201,6 +201,8 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
     ranks.push_back(r);
     commons.try_emplace(host_of(r), std::make_shared<Commons>(Seclusion{}));
   }
+  const auto job_ranks =
+      std::make_shared<const group::JobRanks>(group::JobRanks{addresses, hosts, hosts});
   std::vector<group::NetworkBackend::Plan> plans;
   std::vector<group::Introduction> introductions;
   for (int r = 0; r < n; ++r) {
@@ -213,9 +215,7 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
                     std::make_shared<group::BlockPool>(), here};
     const auto job = std::make_shared<const group::JobTopology>(group::JobTopology{
         .rank = r,
-        .addresses = addresses,
-        .hosts = hosts,
-        .machines = hosts,
+        .ranks = job_ranks,
         .control = std::make_shared<group::ControlPlane>(
             std::make_unique<PostedTransport>(office, r), r, n, std::vector<int>{}),
         .host_peers = std::move(host_peers),

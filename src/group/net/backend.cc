@@ -18,7 +18,7 @@ Staging staging_in(const std::vector<Block*>& blocks) {
 
 std::vector<std::string> hosts_of(const JobTopology& job, const std::vector<int>& ranks) {
   std::vector<std::string> hosts;
-  for (const int r : ranks) hosts.push_back(job.hosts[size_t(r)]);
+  for (const int r : ranks) hosts.push_back(job.ranks->hosts[size_t(r)]);
   return hosts;
 }
 
@@ -28,8 +28,9 @@ int index_of(const std::vector<int>& ranks, int rank) {
 
 // The index of a rank of the job among those on this host.
 int index_on_host(const JobTopology& job, int rank) {
+  const std::vector<std::string>& hosts = job.ranks->hosts;
   int index = 0;
-  for (int r = 0; r < rank; ++r) index += job.hosts[size_t(r)] == job.hosts[size_t(job.rank)];
+  for (int r = 0; r < rank; ++r) index += hosts[size_t(r)] == hosts[size_t(job.rank)];
   return index;
 }
 
@@ -38,10 +39,11 @@ class JobMonitor : public PeerMonitor {
  public:
   explicit JobMonitor(std::shared_ptr<const JobTopology> job) : job_(std::move(job)) {}
 
-  std::string address(int rank) const override { return job_->addresses[size_t(rank)]; }
+  std::string address(int rank) const override { return job_->ranks->addresses[size_t(rank)]; }
   int job_rank(int rank) const override { return rank; }
   std::string loss(int rank) const override {
-    const bool is_local = job_->hosts[size_t(rank)] == job_->hosts[size_t(job_->rank)];
+    const std::vector<std::string>& hosts = job_->ranks->hosts;
+    const bool is_local = hosts[size_t(rank)] == hosts[size_t(job_->rank)];
     return is_local && rank != job_->rank
                ? job_->host_peers.monitor->loss(index_on_host(*job_, rank))
                : "";

@@ -11,12 +11,17 @@
 
 namespace tutti::group {
 
-// One process's way to all others of its job.
-struct JobTopology {
-  int rank;                            // in the job
-  std::vector<std::string> addresses;  // of all ranks, for errors
+// All ranks of a job.
+struct JobRanks {
+  std::vector<std::string> addresses;  // for errors
   std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
   std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
+};
+
+// One process's way to all others of its job.
+struct JobTopology {
+  int rank;                               // in the job
+  std::shared_ptr<const JobRanks> ranks;  // shared by those of a simulated job
   std::shared_ptr<ControlPlane> control;
   // Of the ranks on this host, in their order; empty if there is no other.
   HostPeers host_peers;
@@ -56,7 +61,7 @@ class NetworkBackend : public Backend {
   int size() const override { return channels_.size(); }
   std::string address(int rank) const override { return channels_.peers().address(rank); }
   bool is_local(int rank) const override {
-    const std::vector<std::string>& machines = job_->machines;
+    const std::vector<std::string>& machines = job_->ranks->machines;
     return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(job_->rank)];
   }
   using Backend::run;
