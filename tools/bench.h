@@ -42,8 +42,11 @@ std::vector<std::string> bench_ops();
 void measure(const Group& group, const BenchOptions& options,
              const std::function<void(const Measurement&)>& report);
 
-// Time over size, both logarithmic, a line per library, as SVG.
-std::string plot(const std::vector<Measurement>& measurements);
+// Time over size, both logarithmic, a line per library, as SVG. Without a title, that of a bench.
+struct PlotTitle {
+  std::string title = {}, subtitle = {};
+};
+std::string plot(const std::vector<Measurement>& measurements, PlotTitle title = {});
 
 std::string size_text(size_t bytes);  // "64 KiB"
 

@@ -16,6 +16,7 @@ namespace tutti::tools {
 int run(int argc, char** argv);
 int info(int argc, char** argv);
 int bench(int argc, char** argv);
+int simulate(int argc, char** argv);
 int timeline(int argc, char** argv);
 
 inline constexpr int kUsageError = 2;

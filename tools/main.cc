@@ -23,6 +23,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "start a program as several workers, here or on other hosts", tutti::tools::run},
     {"bench", "measure a collective on this machine", tutti::tools::bench},
+    {"simulate", "predict how long a collective takes on many hosts", tutti::tools::simulate},
     {"timeline", "put the timelines of a job's ranks together", tutti::tools::timeline},
     {"info", "show devices, cores, backends and settings", tutti::tools::info},
 };

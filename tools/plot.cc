@@ -37,7 +37,7 @@ std::string text(double x, double y, const char* anchor, const std::string& word
 
 }  // namespace
 
-std::string plot(const std::vector<Measurement>& measurements) {
+std::string plot(const std::vector<Measurement>& measurements, PlotTitle title) {
   // Several rounds of a library are drawn as the median of each size, and the spread of all.
   struct Point {
     std::vector<double> medians = {};
@@ -86,12 +86,14 @@ std::string plot(const std::vector<Measurement>& measurements) {
       svg += text(kLeft - 8, y.at(us) + 4, "end", fmt::format("{:g}", us));
     }
   const Measurement& first = measurements[0];
-  svg += fmt::format(
-      "<text x=\"{:.1f}\" y=\"22\" text-anchor=\"middle\" font-size=\"16\">{}</text>\n", kWidth / 2,
-      escaped(fmt::format("{}{}, {} ranks", first.op,
-                          first.dtype.empty() ? "" : " of " + first.dtype, first.ranks)));
-  svg += text(kWidth / 2, 42, "middle",
-              spread ? "medians, and the spread from the 10th to the 90th percentile" : "medians");
+  if (title.title.empty())
+    title = {fmt::format("{}{}, {} ranks", first.op,
+                         first.dtype.empty() ? "" : " of " + first.dtype, first.ranks),
+             spread ? "medians, and the spread from the 10th to the 90th percentile" : "medians"};
+  svg +=
+      fmt::format("<text x=\"{:.1f}\" y=\"22\" text-anchor=\"middle\" font-size=\"16\">{}</text>\n",
+                  kWidth / 2, escaped(title.title));
+  svg += text(kWidth / 2, 42, "middle", title.subtitle);
   svg += text((kLeft + kWidth - kRight) / 2, kHeight - 15, "middle", "size");
   svg += text(kLeft, kTop - 10, "middle", "time, us");
   size_t number = 0;

@@ -2,14 +2,12 @@
 #include "sim/job.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <tutti/version.h>
 
 #include <algorithm>
-#include <map>
-#include <new>
 
 #include "job/job_impl.h"
+#include "sim/host_memory.h"
 
 namespace tutti::sim {
 
@@ -21,75 +19,6 @@ namespace {
 std::string host_name(int host) { return fmt::format("host{}", host); }
 
 constexpr const char* kService = "launcher:4000";
-
-}  // namespace
-
-// What the processes of one host allocate to share it. Other memory is their own.
-class HostMemory {
- public:
-  HostMemory() = default;
-  ~HostMemory() {
-    for (const auto& [begin, bytes] : mapped_) munmap(begin, bytes);
-  }
-  HostMemory(const HostMemory&) = delete;
-
-  std::shared_ptr<void> allocate(size_t bytes) {
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED)
-      throw ResourceExhaustedError("simulate: the system has no memory for another rank");
-    mapped_.emplace_back(data, bytes);
-    const auto* const begin = static_cast<const std::byte*>(data);
-    shared_[begin] = begin + bytes;
-    // It stays mapped: in real processes, those that outlive its owner have it mapped, too.
-    return {data, [this, bytes](void* p) {
-              shared_.erase(static_cast<const std::byte*>(p));
-              madvise(p, bytes, MADV_DONTNEED);
-            }};
-  }
-  bool is_shared(const void* data, size_t bytes) const {
-    const auto* const begin = static_cast<const std::byte*>(data);
-    const auto after = shared_.upper_bound(begin);
-    return after != shared_.begin() && begin + bytes <= std::prev(after)->second;
-  }
-
- private:
-  std::map<const std::byte*, const std::byte*> shared_;
-  std::vector<std::pair<void*, size_t>> mapped_;
-};
-
-namespace {
-
-// One process's way to the memory of those on its host.
-class Neighbours final : public group::PeerMemory, public group::PeerMonitor {
- public:
-  Neighbours(World& world, std::shared_ptr<HostMemory> memory, const HostProcesses& processes)
-      : world_(world), memory_(std::move(memory)), processes_(processes) {}
-
-  uint64_t position(const void* data, size_t bytes) const override {
-    return memory_->is_shared(data, bytes) ? reinterpret_cast<uint64_t>(data) : kUnreachable;
-  }
-  void* find(int, uint64_t position) const override { return reinterpret_cast<void*>(position); }
-  std::shared_ptr<void> allocate(size_t bytes) override { return memory_->allocate(bytes); }
-  std::shared_ptr<void> allocate_zeroed(size_t bytes) override { return memory_->allocate(bytes); }
-
-  std::string address(int rank) const override { return processes_.addresses[size_t(rank)]; }
-  std::string loss(int rank) const override {
-    const int process = int(processes_.hellos[size_t(rank)].pid);
-    return world_.is_alive(process) ? "" : fmt::format("has died (process {} is gone)", process);
-  }
-  std::optional<cluster::Failure> failure() const override {
-    return processes_.alarm->load(std::memory_order_acquire) ? processes_.failure() : std::nullopt;
-  }
-  const std::atomic<bool>* alarm() const override { return processes_.alarm; }
-  bool crowded() const override { return false; }
-  bool separate_processes() const override { return true; }
-
- private:
-  World& world_;
-  const std::shared_ptr<HostMemory> memory_;
-  const HostProcesses processes_;
-};
 
 }  // namespace
 

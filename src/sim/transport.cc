@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 
-#include "group/net/control_plane.h"
+#include "group/net/greeting.h"
 #include "group/net/transport_parts.h"
 
 namespace tutti::sim {
@@ -18,10 +19,17 @@ namespace {
 // Up to this size a message is over when it was sent: the sender's host keeps it.
 constexpr size_t kKept = 64 << 10;
 
-// Data that only has a length, if the world moves no data.
-bool is_data(uint32_t tag) {
-  const auto kind = MessageKind(tag & 7);
-  return kind == MessageKind::data || kind == MessageKind::results;
+// What moves of a message in a world that moves lengths alone.
+size_t head_of(uint32_t tag, size_t bytes) {
+  switch (MessageKind(tag & 7)) {
+    case MessageKind::handshake: return std::min(bytes, group::kGreetingData);
+    case MessageKind::data:
+    case MessageKind::results:
+    case MessageKind::message: return 0;
+    case MessageKind::header:
+    case MessageKind::notice: break;
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -29,24 +37,31 @@ bool is_data(uint32_t tag) {
 class SimulatedTransport final : public Transport {
  public:
   SimulatedTransport(Fabric& fabric, int rank)
-      : fabric_(fabric), world_(fabric.world_), rank_(rank), peers_(size_t(fabric.size())) {}
+      : fabric_(fabric),
+        world_(fabric.world_),
+        rank_(rank),
+        receives_(size_t(fabric.size())),
+        lost_(size_t(fabric.size())),
+        used_(size_t(fabric.size())) {}
   ~SimulatedTransport() override {
     fabric_.open_[size_t(rank_)] = nullptr;
     // The others' connections end after what was sent before.
-    for (int peer = 0; peer < fabric_.size(); ++peer) hang_up(peer);
+    for (int peer = 0; peer < fabric_.size() && !world_.is_over(); ++peer) hang_up(peer);
   }
 
   const char* name() const override { return "simulated"; }
 
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
-    if (peers_[size_t(to)].lost) return messages_.make({.peer = to, .state = State::failed});
+    if (world_.is_over()) return nullptr;
+    if (lost_[size_t(to)]) return messages_.make({.peer = to, .state = State::failed});
+    used_[size_t(to)] = true;
     Envelope envelope{uint32_t(tag), bytes, {}, nullptr};
-    if (bytes && (moves_data_ || !is_data(uint32_t(tag)))) {
+    if (const size_t moved = moves_data_ ? bytes : head_of(uint32_t(tag), bytes)) {
       const auto* const from = static_cast<const std::byte*>(data);
-      envelope.data.assign(from, from + bytes);
+      envelope.data.assign(from, from + moved);
     }
     Item* const waits = bytes > kKept
-                            ? messages_.make({.peer = to, .sending = true, .tag = uint32_t(tag)})
+                            ? messages_.make({.peer = to, .tag = uint32_t(tag), .sending = true})
                             : nullptr;
     envelope.sender = waits;
     if (waits) ++unsent_;
@@ -60,17 +75,19 @@ class SimulatedTransport final : public Transport {
   }
 
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
-    Peer& peer = peers_[size_t(from)];
-    Item wanted{.peer = from, .tag = uint32_t(tag), .data = data, .bytes = bytes};
-    for (auto at = peer.early.begin(); at != peer.early.end(); ++at) {
-      if (at->tag != wanted.tag) continue;
-      fill(wanted, *at);
-      peer.early.erase(at);
-      return wanted.state == State::over ? nullptr : messages_.make(wanted);
+    Item wanted{.data = data, .bytes = bytes, .peer = from, .tag = uint32_t(tag)};
+    if (const auto found = early_.find(from); found != early_.end()) {
+      std::vector<Envelope>& early = found->second;
+      const auto at = std::ranges::find(early, wanted.tag, &Envelope::tag);
+      if (at != early.end()) {
+        fill(wanted, *at);
+        early.erase(at);
+        return wanted.state == State::over ? nullptr : messages_.make(wanted);
+      }
     }
-    if (peer.lost) wanted.state = State::failed;
+    if (lost_[size_t(from)]) wanted.state = State::failed;
     Item* const made = messages_.make(wanted);
-    if (!peer.lost) append(peer, made);
+    if (!lost_[size_t(from)]) *end_of(from) = made;
     return made;
   }
 
@@ -86,7 +103,7 @@ class SimulatedTransport final : public Transport {
   }
   bool cancel(Message* message) override {
     Item* const item = own(message);
-    if (item->state == State::under_way && !item->sending) remove(peers_[size_t(item->peer)], item);
+    if (item->state == State::under_way && !item->sending) remove(item);
     // What is on its way has a copy of the data; it only must not tell this message.
     if (item->state == State::under_way && item->sending) {
       --unsent_;
@@ -107,16 +124,21 @@ class SimulatedTransport final : public Transport {
     world_.wait(this, world_.now() + at_most);
   }
   std::string loss(int rank) const override {
-    return peers_[size_t(rank)].lost ? "Connection reset by peer" : "";
+    return lost_[size_t(rank)] ? "Connection reset by peer" : "";
   }
 
   // The peer's end of the connection is gone.
   void lose(int from) {
-    Peer& peer = peers_[size_t(from)];
-    if (std::exchange(peer.lost, true)) return;
-    for (Item* item = peer.first; item; item = item->next) item->state = State::failed;
-    peer.first = peer.last = nullptr;
+    if (lost_[size_t(from)]) return;
+    lost_[size_t(from)] = true;
+    for (Item* item = receives_[size_t(from)]; item; item = item->next) item->state = State::failed;
+    receives_[size_t(from)] = nullptr;
     world_.wake(this);
+  }
+  int count_connections() {
+    const auto count = std::ranges::count(used_, true);
+    used_.assign(used_.size(), false);
+    return int(count);
   }
   // Tells a peer that this end is gone.
   void hang_up(int peer) {
@@ -133,12 +155,12 @@ class SimulatedTransport final : public Transport {
 
   struct Item : Message {
     Item* next = nullptr;  // of those that wait for something from this peer
-    int peer = 0;
-    bool sending = false;
-    State state = State::under_way;
-    uint32_t tag = 0;
     void* data = nullptr;
     size_t bytes = 0;
+    int peer = 0;
+    uint32_t tag = 0;
+    State state = State::under_way;
+    bool sending = false;
   };
   struct Envelope {
     uint32_t tag;
@@ -146,23 +168,18 @@ class SimulatedTransport final : public Transport {
     std::vector<std::byte> data;
     Item* sender;  // that waits until this is there
   };
-  struct Peer {
-    Item *first = nullptr, *last = nullptr;  // receives that wait
-    std::vector<Envelope> early = {};
-    bool lost = false;
-  };
 
   static Item* own(Message* message) { return static_cast<Item*>(message); }
 
-  static void append(Peer& peer, Item* item) {
-    (peer.last ? peer.last->next : peer.first) = item;
-    peer.last = item;
+  Item** end_of(int peer) {
+    Item** at = &receives_[size_t(peer)];
+    while (*at) at = &(*at)->next;
+    return at;
   }
-  static void remove(Peer& peer, Item* item) {
-    Item* before = nullptr;
-    for (Item* at = peer.first; at != item; at = at->next) before = at;
-    (before ? before->next : peer.first) = item->next;
-    if (peer.last == item) peer.last = before;
+  void remove(Item* item) {
+    Item** at = &receives_[size_t(item->peer)];
+    while (*at != item) at = &(*at)->next;
+    *at = item->next;
   }
 
   void fill(Item& item, const Envelope& envelope) {
@@ -175,14 +192,14 @@ class SimulatedTransport final : public Transport {
     if (envelope.sender)
       if (SimulatedTransport* const sender = fabric_.open_[size_t(from)])
         sender->arrived(envelope.sender);
-    Peer& peer = peers_[size_t(from)];
-    Item* item = peer.first;
+    used_[size_t(from)] = true;
+    Item* item = receives_[size_t(from)];
     while (item && item->tag != envelope.tag) item = item->next;
     if (item) {
-      remove(peer, item);
+      remove(item);
       fill(*item, envelope);
     } else {
-      peer.early.push_back(std::move(envelope));
+      early_[from].push_back(std::move(envelope));
     }
     world_.wake(this);
   }
@@ -197,7 +214,10 @@ class SimulatedTransport final : public Transport {
   World& world_;
   const int rank_;
   const bool moves_data_ = world_.moves_data();
-  std::vector<Peer> peers_;
+  // By peer, in little memory: there may be thousands of them on each of thousands of ranks.
+  std::vector<Item*> receives_;  // that wait, the first of each
+  std::vector<bool> lost_, used_;
+  std::unordered_map<int, std::vector<Envelope>> early_;  // not yet received
   group::Pool<Item> messages_;
   std::vector<Item*> cancelled_;  // that still are on their way
   int unsent_ = 0;
@@ -214,6 +234,8 @@ Fabric::Fabric(World& world, std::vector<int> processes)
       for (int peer = 0; peer < size(); ++peer) transport->hang_up(peer);
   });
 }
+
+int Fabric::count_connections(int rank) { return open_[size_t(rank)]->count_connections(); }
 
 std::unique_ptr<group::Transport> Fabric::open(int rank) {
   auto transport = std::make_unique<SimulatedTransport>(*this, rank);

@@ -23,6 +23,8 @@ class Fabric {
   int size() const { return int(processes_.size()); }
   // Rank's way to all others. What they sent before is kept for it.
   std::unique_ptr<group::Transport> open(int rank);
+  // The peers of an open one that a message went to or came from since this was asked last.
+  int count_connections(int rank);
 
  private:
   friend class SimulatedTransport;

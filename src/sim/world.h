@@ -52,6 +52,7 @@ class World final : public base::World {
   void run(const std::function<bool()>& is_done);
   // Ends what still waits, and does not come back from it. Nothing runs after this.
   void unwind();
+  bool is_over() const { return unwinding_; }
 
   // What happens at a time, whichever process runs.
   void at(Time time, std::function<void()> action);

@@ -17,8 +17,10 @@ using ::testing::ElementsAre;
 
 std::vector<Subtree> of_host(size_t leaves, const std::vector<int>& hosts, int host,
                              bool single = false) {
-  return largest_subtrees(
-      leaves, [&](size_t leaf) { return hosts[leaf] == host; }, single);
+  auto found = largest_subtrees(
+      leaves, [&](size_t leaf) { return hosts[leaf]; }, single);
+  std::erase_if(found, [&](const Subtree& subtree) { return hosts[subtree.first] != host; });
+  return found;
 }
 
 TEST(LargestSubtrees, OfContiguousRanksAreOneForAPowerOfTwo) {

@@ -45,6 +45,9 @@ class Backend {
   // Memory that all ranks reach.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
 
+  // Bytes that this rank reserves to work with; most are touched by large operations only.
+  virtual size_t reserved() const = 0;
+
   // Throws if the group has failed, or has lost a rank; `during` starts the text. On any thread,
   // also during an operation.
   virtual void check(const std::string& during) = 0;

@@ -153,6 +153,12 @@ std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeo
   return plan.finish(chosen);
 }
 
+size_t NetworkBackend::reserved() const {
+  size_t block = 0;
+  if (window_) block = Block::bytes(window_->size()) + (topology_.leads() ? staging_bytes() : 0);
+  return block + job_->control->reserved() + channels_.reserved() + algorithms_.reserved();
+}
+
 std::shared_ptr<void> NetworkBackend::allocate(size_t bytes) {
   const std::shared_ptr<PeerMemory>& shared = job_->host_peers.memory;
   return shared ? shared->allocate(bytes) : allocate_private(bytes);

@@ -74,6 +74,7 @@ class NetworkBackend : public Backend {
                          Timeouts timeouts) override;
   std::unique_ptr<Backend> split(std::span<const int> ranks, Timeouts timeouts) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
+  size_t reserved() const override;
   void check(const std::string& during) override { channels_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override { channels_.fail_all(code, text); }
   std::optional<cluster::Failure> failure() const override { return latch_.failure(); }

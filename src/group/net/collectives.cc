@@ -20,6 +20,12 @@ NetworkCollectives::~NetworkCollectives() {
   for (Scratch& scratch : received_) scratch.abandon();
 }
 
+size_t NetworkCollectives::reserved() const {
+  size_t bytes = own_staging_.bytes();
+  for (const Scratch& scratch : received_) bytes += scratch.bytes();
+  return bytes;
+}
+
 void NetworkCollectives::begin(const Description& what, Timeouts timeouts,
                                std::span<const Piece> list) {
   channels_.begin(what, timeouts, list);

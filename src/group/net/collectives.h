@@ -35,6 +35,7 @@ class NetworkCollectives {
   ~NetworkCollectives();
   NetworkCollectives(const NetworkCollectives&) = delete;
 
+  size_t reserved() const;  // as that of Backend
   void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list = {});
   void all_reduce(const Description& what, const LeafReduction& reduction, Timeouts timeouts);
@@ -54,6 +55,7 @@ class NetworkCollectives {
       }
       return memory_.get();
     }
+    size_t bytes() const { return bytes_; }
     void abandon() { static_cast<void>(memory_.release()); }
 
    private:

@@ -63,6 +63,8 @@ void ControlPlane::post_receiver(size_t rank) {
       transport_->receive(int(rank), tag(0, MessageKind::notice), &frames_[rank], sizeof(Frame));
 }
 
+size_t ControlPlane::reserved() const { return receivers_.size() * sizeof(Frame); }
+
 uint32_t ControlPlane::new_group_id() {
   std::lock_guard lock(mutex_);
   const uint64_t id = ++ids_ * uint64_t(size_) + uint64_t(rank_);  // 0 is no group's

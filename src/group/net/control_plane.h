@@ -82,6 +82,7 @@ class ControlPlane final : public Pump {
   // Whether an operation failed since a rank did not answer: a rank that waits for all may wait in
   // vain.
   bool misses_a_rank() const { return misses_a_rank_.load(); }
+  size_t reserved() const;  // as that of Backend
   // Hears nothing from now on.
   void close();
 

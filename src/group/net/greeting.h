@@ -18,7 +18,8 @@ constexpr size_t kMostTold = 32 << 10;
 // This few hosts may tell each other all they have.
 constexpr size_t kFewHosts = 4;
 
-constexpr size_t kGreetingData = 128;  // where the data of a greeting begins
+// Where the data of a greeting begins, which is all there is of one if only lengths move.
+constexpr size_t kGreetingData = 128;
 constexpr size_t kGreetingBytes = kGreetingData + kMostTold;
 static_assert(sizeof(Greeting) <= kGreetingData);
 

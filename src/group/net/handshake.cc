@@ -13,11 +13,13 @@ namespace tutti::group {
 
 using base::Clock;
 
+size_t PeerChannels::reserved() const { return 2 * group_.ranks.size() * kGreetingBytes; }
+
 std::byte* PeerChannels::greeting_to(int peer) const {
-  return greetings_.get() + 2 * size_t(peer) * kGreetingBytes;
+  return greetings_.get() + 2 * size_t(peer) * greeting_stride_;
 }
 std::byte* PeerChannels::greeting_from(int peer) const {
-  return greeting_to(peer) + kGreetingBytes;
+  return greeting_to(peer) + greeting_stride_;
 }
 const std::byte* PeerChannels::told(int peer) const { return greeting_from(peer) + kGreetingData; }
 std::byte* PeerChannels::to_tell(int peer) const { return greeting_to(peer) + kGreetingData; }
@@ -91,8 +93,8 @@ std::vector<ListedTensor> PeerChannels::list_of(int peer, const Greeting& greeti
   for (const auto until = Clock::now() + timing::kSettle; Clock::now() < until;) {
     {
       std::lock_guard lock(mutex_);
-      if (lists_[size_t(peer)].size() >= std::min<size_t>(greeting.what.tensors, kMostListed))
-        return lists_[size_t(peer)];
+      if (lists_[peer].size() >= std::min<size_t>(greeting.what.tensors, kMostListed))
+        return lists_[peer];
     }
     transport_.sleep(nullptr, timing::kShortPoll);
     control_->pump();

@@ -32,13 +32,10 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
       latch_(latch),
       liveness_(std::move(peers), latch_, control_.get()),
       crowded_(liveness_.peers().crowded()),
+      greeting_stride_(base::is_length_only(0) ? kGreetingData : kGreetingBytes),
       greetings_(
-          std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() * kGreetingBytes)),
-      heard_(group_.ranks.size()),
-      unclaimed_(group_.ranks.size()),
-      left_(group_.ranks.size()),
-      waits_(group_.ranks.size()),
-      lists_(group_.ranks.size()) {
+          std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() * greeting_stride_)),
+      heard_(group_.ranks.size()) {
   latch_.on_set([this](const FailureLatch::Event& event) {
     if (event.from_peer)
       told_failure_.store(true);
@@ -77,20 +74,24 @@ void PeerChannels::fail_all(ErrorCode code, const std::string& text) {
 void PeerChannels::hear(int from, const Notice& notice) {
   const auto found = std::ranges::find(group_.ranks, from);
   if (found == group_.ranks.end()) return;
-  const size_t peer = size_t(found - group_.ranks.begin());
+  const int peer = int(found - group_.ranks.begin());
   if (notice.kind == Notice::Kind::failure)
     return latch_.set({notice.culprit, notice.code, notice.text}, true);
   std::lock_guard lock(mutex_);
   switch (notice.kind) {
     case Notice::Kind::leaving: left_[peer] = Clock::now(); break;
     case Notice::Kind::waiting:
-      waits_[peer] = notice.culprit == outer(rank()) ? std::nullopt : std::optional(Clock::now());
+      if (notice.culprit == outer(rank()))
+        waits_.erase(peer);
+      else
+        waits_[peer] = Clock::now();
       break;
     case Notice::Kind::list: {
-      const size_t more = notice.text.size() / sizeof(ListedTensor), before = lists_[peer].size();
+      std::vector<ListedTensor>& list = lists_[peer];
+      const size_t more = notice.text.size() / sizeof(ListedTensor), before = list.size();
       if (before + more > kMostListed) return;
-      lists_[peer].resize(before + more);
-      std::memcpy(lists_[peer].data() + before, notice.text.data(), more * sizeof(ListedTensor));
+      list.resize(before + more);
+      std::memcpy(list.data() + before, notice.text.data(), more * sizeof(ListedTensor));
       break;
     }
     case Notice::Kind::failure:
@@ -227,7 +228,8 @@ void PeerChannels::check_wait(const Wait& wait) {
   const auto now = Clock::now();
   {
     std::unique_lock lock(mutex_);
-    if (const auto left = left_[size_t(wait.peer)]; left && now - *left > timing::kLastMessages) {
+    if (const auto left = left_.find(wait.peer);
+        left != left_.end() && now - left->second > timing::kLastMessages) {
       lock.unlock();
       liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
     }
@@ -272,8 +274,8 @@ void PeerChannels::announce(const Wait& wait, std::span<const int> peers) {
 
 bool PeerChannels::waits(int peer) const {
   std::lock_guard lock(mutex_);
-  const auto said = waits_[size_t(peer)];
-  return said && Clock::now() - *said < timing::kPresumedSuspended;
+  const auto said = waits_.find(peer);
+  return said != waits_.end() && Clock::now() - said->second < timing::kPresumedSuspended;
 }
 
 void PeerChannels::check_ranks(const std::string& during) {

@@ -5,6 +5,7 @@
 
 #include <tutti/error.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,6 +40,7 @@ class PeerChannels final : private ControlPlane::Listener {
   int rank() const { return group_.rank; }
   int size() const { return int(group_.ranks.size()); }
   const PeerMonitor& peers() const { return liveness_.peers(); }
+  size_t reserved() const;  // as that of Backend
 
   // A new operation. Throws if the group has failed. `list`: the tensors that errors name.
   void begin(const Description& what, Timeouts timeouts, std::span<const Piece> list = {});
@@ -178,19 +180,20 @@ class PeerChannels final : private ControlPlane::Listener {
   Description what_;
   std::span<const Piece> list_;  // of the operation
   WaitState wait_state_;
+  const size_t greeting_stride_;
   std::unique_ptr<std::byte[]> greetings_;  // to and from each peer
   // Kept, since most operations need as much as the last.
   std::vector<size_t> told_bytes_;
   std::vector<std::vector<Transfers::Item>> spare_items_;
 
   std::atomic<bool> told_failure_{false}, lost_memory_{false};
-  std::vector<std::atomic<uint64_t>> heard_;          // the last operation of a peer's handshake
-  std::vector<std::vector<EarlyMessage>> unclaimed_;  // by sender
+  std::vector<std::atomic<uint64_t>> heard_;            // the last operation of a peer's handshake
+  std::map<int, std::vector<EarlyMessage>> unclaimed_;  // by sender
   // What peers say besides.
   mutable std::mutex mutex_;
-  using Times = std::vector<std::optional<std::chrono::steady_clock::time_point>>;
-  Times left_, waits_;                            // when a peer said so last
-  std::vector<std::vector<ListedTensor>> lists_;  // that peers show
+  using Times = std::map<int, std::chrono::steady_clock::time_point>;
+  Times left_, waits_;                              // when a peer said so last
+  std::map<int, std::vector<ListedTensor>> lists_;  // that peers show
 };
 
 }  // namespace tutti::group

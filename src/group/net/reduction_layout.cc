@@ -27,17 +27,15 @@ void HostSubtrees::update(std::span<const int> new_owners, const GroupTopology& 
   if (single == now_single && std::ranges::equal(owners, new_owners)) return;
   owners.assign(new_owners.begin(), new_owners.end());
   single = now_single;
-  by_host.clear();
+  const auto host_of = [&](size_t leaf) { return topology.host_of[size_t(owners[leaf])]; };
+  all = largest_subtrees(owners.size(), host_of, single);
+  by_host.assign(topology.hosts.size(), {});
   order.clear();
-  all.clear();
-  for (size_t h = 0; h < topology.hosts.size(); ++h) {
-    by_host.push_back(largest_subtrees(
-        owners.size(),
-        [&](size_t leaf) { return topology.host_of[size_t(owners[leaf])] == int(h); }, single));
-    for (size_t i = 0; i < by_host[h].size(); ++i) order.push_back({by_host[h][i], h, i});
+  for (const Subtree& subtree : all) {
+    const size_t host = size_t(host_of(subtree.first));
+    order.push_back({subtree, host, by_host[host].size()});
+    by_host[host].push_back(subtree);
   }
-  std::ranges::sort(order, {}, [](const Value& value) { return value.subtree.first; });
-  for (const Value& value : order) all.push_back(value.subtree);
 }
 
 ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,

@@ -38,7 +38,7 @@ void PeerChannels::recv(const Description& what, const detail::Memory& out, int6
   liveness_.check();
   WaitState state{Deadline(timeouts)};
   const int peer = what.root;
-  Receive receive(liveness_, {peer, rank()}, out, tag, unclaimed_[size_t(peer)]);
+  Receive receive(liveness_, {peer, rank()}, out, tag, unclaimed_[peer]);
   if (receive.take_early()) return;
   const Wait wait{peer, what, received_, state};
   const auto take = [&](MessageKind kind, void* data, size_t size) {

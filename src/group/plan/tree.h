@@ -26,10 +26,10 @@ struct Subtree {
   friend bool operator==(const Subtree&, const Subtree&) = default;
 };
 
-// The largest subtrees of the tree over `leaves` leaves that hold only leaves of which mine(leaf)
-// is true, in their order. With `single`, each leaf is one of its own.
-template <class Mine>
-std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single = false);
+// The largest subtrees of the tree over `leaves` leaves that hold only leaves of one host, in their
+// order; host_of(leaf) >= 0. With `single`, each leaf is one of its own.
+template <class HostOf>
+std::vector<Subtree> largest_subtrees(size_t leaves, const HostOf& host_of, bool single = false);
 
 // Whether there is a type that holds partial sums exactly. There is none for the mean of 64-bit
 // integers.
@@ -67,22 +67,22 @@ class TreeSum {
 
 // Implementation.
 
-template <class Mine>
-std::vector<Subtree> largest_subtrees(size_t leaves, const Mine& mine, bool single) {
+template <class HostOf>
+std::vector<Subtree> largest_subtrees(size_t leaves, const HostOf& host_of, bool single) {
   std::vector<Subtree> found;
-  // Whether all of [first, first + n) are mine. If only some are, their subtrees are added.
-  const auto visit = [&](const auto& self, size_t first, size_t n) -> bool {
-    if (n == 1) return mine(first);
+  // The host of all of [first, first + n). -1: there are several, and their subtrees are added.
+  const auto visit = [&](const auto& self, size_t first, size_t n) -> int {
+    if (n == 1) return host_of(first);
     const size_t p = base::left_part(n);
-    const bool left = self(self, first, p);
+    const int left = self(self, first, p);
     const size_t between = found.size();
-    const bool right = self(self, first + p, n - p);
-    if (left && right && !single) return true;
-    if (left) found.insert(found.begin() + ptrdiff_t(between), {first, p});
-    if (right) found.push_back({first + p, n - p});
-    return false;
+    const int right = self(self, first + p, n - p);
+    if (left >= 0 && left == right && !single) return left;
+    if (left >= 0) found.insert(found.begin() + ptrdiff_t(between), {first, p});
+    if (right >= 0) found.push_back({first + p, n - p});
+    return -1;
   };
-  if (visit(visit, 0, leaves)) found.push_back({0, leaves});
+  if (visit(visit, 0, leaves) >= 0) found.push_back({0, leaves});
   return found;
 }
 

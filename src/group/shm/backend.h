@@ -44,6 +44,7 @@ class WindowBackend : public Backend {
   std::shared_ptr<void> allocate(size_t bytes) override {
     return host_peers_.memory->allocate(bytes);
   }
+  size_t reserved() const override { return Block::bytes(size()); }
   void check(const std::string& during) override { window_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override {
     window_.latch().set({window_.peers().job_rank(rank()), code, text});

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long collectives take in a simulated job: the library's own algorithms, on buffers that have
+// a length and no data.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/net/backend.h"
+#include "sim/transport.h"
+#include "sim/world.h"
+
+namespace tutti::detail {
+class GroupImpl;
+}
+
+namespace tutti::sim {
+
+// One call of a collective.
+struct Timing {
+  size_t bytes;      // of the larger buffer of a rank
+  int calls;         // that `time` is the median of
+  nanoseconds time;  // from when all ranks begin until the last is done
+  struct PerHost {
+    double mean, most;
+  };
+  PerHost messages, sent;  // that leave a host; the latter in bytes
+  int connections;         // over which a message goes, of the rank with most
+  size_t reserved;         // bytes, by the rank with most; see group::Backend
+};
+
+class TimedJob {
+ public:
+  struct Options {
+    int hosts = 1;
+    int ranks_per_host = 1;
+    uint64_t seed = 1;
+    Costs costs = {};
+    // Told now and then what goes on.
+    std::function<void(const std::string& what)> progress = {};
+  };
+  explicit TimedJob(const Options& options);
+  ~TimedJob();
+  TimedJob(const TimedJob&) = delete;
+
+  int size() const { return options_.hosts * options_.ranks_per_host; }
+  // Of float32; reductions are SUM, and rank 0 is the root. The last of several calls, each of
+  // which begins when all ranks are done with the one before.
+  Timing time(group::Collective kind, size_t bytes);
+
+ private:
+  struct Buffers;
+
+  void run_rank(int rank);
+  std::unique_ptr<group::Backend> connect(int rank);
+  // Until all ranks have come here.
+  void meet();
+  void await_ranks(const std::string& what);
+  nanoseconds call(const std::string& what);
+
+  const Options options_;
+  World world_;
+  std::unique_ptr<Fabric> fabric_;
+  std::shared_ptr<const group::JobRanks> ranks_;
+  std::vector<group::HostPeers> host_peers_;  // of each host
+  std::atomic<bool> alarm_{false};
+  std::vector<group::Introduction> introductions_;
+  std::vector<detail::GroupImpl*> groups_;
+  std::function<void(int rank)> operation_;
+  int done_ = 0;
+  World::Time last_done_ = {};
+  std::exception_ptr error_;
+};
+
+}  // namespace tutti::sim
