@@ -35,7 +35,7 @@ std::vector<std::string> op_names() {
 
 // What the user wrote, to be shown as it was.
 struct Given {
-  std::string latency = "10us", overhead = "1us", jitter = "0us", bandwidth = "100Gbit";
+  std::string latency = "10us", overhead = "1us", jitter = "0us", bandwidth = "100Gbit", core;
   std::string bytes = "4:256M", op = "all_reduce";
 };
 
@@ -57,7 +57,7 @@ std::chrono::nanoseconds duration(const std::string& option, const std::string& 
 }
 
 // In bytes per nanosecond.
-double bandwidth(const std::string& text) {
+double bandwidth(const std::string& option, const std::string& text) {
   const auto [number, unit] = number_and_unit(text);
   double each = 1;
   for (const char* const prefix : {"", "K", "M", "G", "T"}) {
@@ -67,7 +67,7 @@ double bandwidth(const std::string& text) {
     each *= 1000;
   }
   throw std::runtime_error(fmt::format(
-      "--bandwidth {} is no bandwidth: write it as 100Gbit or 12.5GB, of a second", text));
+      "{} {} is no bandwidth: write it as 100Gbit or 12.5GB, of a second", option, text));
 }
 
 size_t size_of_text(std::string text) {
@@ -273,10 +273,17 @@ int simulate(int argc, char** argv) {
   app.add_option("--hosts-per-switch", costs.hosts_per_switch, "how many a switch connects (32)")
       ->check(CLI::Range(1, 65536))
       ->option_text("N");
+  app.add_option("--core", given.core, "of all hosts together (no limit)")->option_text("RATE");
   app.add_option("--sum", costs.sum,
-                 "nanoseconds for each byte that is summed or copied by a rank (0.05)")
+                 "nanoseconds for each byte that a rank sums or copies in its memory (0.05)")
       ->check(CLI::Range(0.0, 1e6))
       ->option_text("NS");
+  app.add_option("--copy", costs.copy,
+                 "nanoseconds for each byte of a message, at each end, while it travels (0)")
+      ->check(CLI::Range(0.0, 1e6))
+      ->option_text("NS");
+  app.add_flag("--as-bench", request.job.as_bench,
+               "time the call on rank 0 after a barrier, as tutti bench does");
   app.add_option("--seed", request.job.seed, "of what is random: the jitter (1)")->option_text("N");
   app.add_flag("--json", request.json, "a line of JSON per size");
   app.add_option("--plot", plot_file, "an SVG file: time over size, a line for each --hosts")
@@ -286,7 +293,8 @@ int simulate(int argc, char** argv) {
     costs.latency = duration("--latency", given.latency);
     costs.overhead = duration("--overhead", given.overhead);
     costs.jitter = duration("--jitter", given.jitter);
-    costs.bandwidth = bandwidth(given.bandwidth);
+    costs.bandwidth = bandwidth("--bandwidth", given.bandwidth);
+    if (!given.core.empty()) costs.core = bandwidth("--core", given.core);
     request.bytes = sizes(given.bytes);
   } catch (const std::exception& error) {
     fmt::print(stderr, "tutti simulate: {}\n", error.what());

@@ -40,6 +40,8 @@ class TimedJob {
     int ranks_per_host = 1;
     uint64_t seed = 1;
     Costs costs = {};
+    // Timed as tutti bench does: on rank 0 alone, after a barrier of the group.
+    bool as_bench = false;
     // Told now and then what goes on.
     std::function<void(const std::string& what)> progress = {};
   };
@@ -73,6 +75,7 @@ class TimedJob {
   std::function<void(int rank)> operation_;
   int done_ = 0;
   World::Time last_done_ = {};
+  nanoseconds on_rank_0_ = {};
   std::exception_ptr error_;
 };
 

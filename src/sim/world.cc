@@ -29,6 +29,8 @@ nanoseconds times(double factor, nanoseconds time) {
   return nanoseconds(int64_t(double(time.count()) * factor));
 }
 
+nanoseconds whole(double time) { return nanoseconds(int64_t(time)); }
+
 }  // namespace
 
 World::World(const Options& options)
@@ -74,27 +76,30 @@ void World::start(int process, std::function<void()> body) {
   push(now_, &thread);
 }
 
-void World::push(Time at, Thread* thread, std::function<void()> action) {
-  events_.push_back({at, ++order_, thread, thread ? thread->wait : 0, std::move(action)});
+void World::push(Time at, Thread* thread, std::function<void()>* action) {
+  events_.push_back({at, ++order_, thread, thread ? thread->wait : 0, action});
   std::push_heap(events_.begin(), events_.end());
 }
 
 void World::at(Time time, std::function<void()> action) {
-  push(std::max(time, now_), nullptr, std::move(action));
+  push(std::max(time, now_), nullptr, actions_.make(std::move(action)));
 }
 
 void World::run(const std::function<bool()>& is_done) {
   const Entered entered(this);
   while (!events_.empty() && !is_done()) {
     std::pop_heap(events_.begin(), events_.end());
-    Event event = std::move(events_.back());
+    const Event event = events_.back();
     events_.pop_back();
     if (event.thread && event.thread->wait != event.wait) continue;  // woken before
     now_ = std::max(now_, event.at);
-    if (event.thread)
+    if (event.thread) {
       run_thread(event);
-    else
-      event.action();
+    } else {
+      const std::function<void()> action = std::exchange(*event.action, nullptr);
+      actions_.drop(event.action);
+      action();
+    }
   }
 }
 
@@ -125,8 +130,7 @@ World::Time World::now() {
 
 void World::forget(Thread& thread) {
   if (!thread.key) return;
-  const auto found = waiting_.find(thread.key);
-  if (std::erase(found->second, &thread); found->second.empty()) waiting_.erase(found);
+  std::erase(waiting_.find(thread.key)->second, &thread);
   thread.key = nullptr;
 }
 
@@ -152,14 +156,13 @@ void World::wake(const void* key) {
   // A process that is busy does not get to this before it is done.
   const Time from =
       current_ ? std::max(now_, processes_[size_t(current_->process)].busy_until) : now_;
-  const std::vector<Thread*> woken = std::move(found->second);
-  waiting_.erase(found);
-  for (Thread* const thread : woken) {
+  for (Thread* const thread : found->second) {
     thread->key = nullptr;
     ++thread->wait;  // its timeout is void
     push(current_ && current_->process != thread->process ? from + options_.costs.wake_up : from,
          thread);
   }
+  found->second.clear();  // and kept: most keys are waited for again
 }
 
 void World::occupy(int process, nanoseconds time) {
@@ -168,7 +171,7 @@ void World::occupy(int process, nanoseconds time) {
 }
 
 bool World::works_on(size_t bytes) {
-  const nanoseconds time(int64_t(double(bytes) * options_.costs.sum));
+  const nanoseconds time = whole(double(bytes) * options_.costs.sum);
   if (time.count() && current_) {
     occupy(current_->process, time);
     wait(nullptr, processes_[size_t(current_->process)].busy_until);
@@ -215,63 +218,76 @@ void World::send(int from, int to, size_t bytes, std::function<void()> arrive) {
   }
   occupy(from, costs.overhead);
   const Time ready = processes_[size_t(from)].busy_until;
+  const nanoseconds copying = whole(double(bytes) * costs.copy);
+  occupy(from, copying);
   const auto slowness = [&](int host) {
     const auto found = slow_.find(host);
     return found == slow_.end() ? 1.0 : found->second;
   };
   const double slow = slow_.empty() ? 1 : slowness(a) * slowness(b);
-  const nanoseconds on_wire = times(slow, nanoseconds(int64_t(double(bytes) / costs.bandwidth)));
+  const nanoseconds on_wire =
+      times(slow, std::max(copying, whole(double(bytes) / costs.bandwidth)));
   nanoseconds latency = times(slow, costs.latency);
   if (costs.jitter.count()) latency += nanoseconds(int64_t(random(uint64_t(costs.jitter.count()))));
   Time begins = ready;
+  nanoseconds takes = {};
   if (a != b) {
     Traffic& traffic = traffic_[size_t(a)];
     ++traffic.messages;
     traffic.bytes += bytes;
+    takes = on_wire;
+    // What a message goes through passes it on while it comes in, and waits until the next is free.
+    const auto pass = [&](Time& free, nanoseconds through) {
+      begins = std::max(begins, free);
+      free = begins + through;
+      takes = std::max(takes, through);
+    };
     Link& link = link_of(a);
     begins = std::max(begins, link.out);
-    link.out = begins + on_wire;
-    left_at_ = link.out;
     if (costs.oversubscribed > 1 && &uplink_of(a) != &uplink_of(b)) {
-      // The switch passes a message on while it comes in.
       const nanoseconds through = times(costs.oversubscribed / costs.hosts_per_switch, on_wire);
-      for (Time* const free : {&uplink_of(a).out, &uplink_of(b).in}) {
-        begins = std::max(begins, *free);
-        *free = begins + through;
-      }
+      pass(uplink_of(a).out, through);
+      pass(uplink_of(b).in, through);
     }
+    if (costs.core > 0) pass(core_, whole(double(bytes) / costs.core));
+    left_at_ = link.out = begins + on_wire;
   }
   Time there = begins + latency;
   if (costs.jitter.count()) {
     Time& last = last_arrival_[uint64_t(from) << 32 | uint64_t(to)];
-    there = last = std::max(there, last + nanoseconds(1));
+    there = std::max(there, last);
+    last = there + std::max(takes, nanoseconds(1));
   }
-  at(there, [this, from, to, bytes, action = std::move(arrive)]() mutable {
-    this->arrive(from, to, bytes, std::move(action));
-  });
+  Message* const message = messages_.make({from, to, bytes, std::move(arrive), takes});
+  at(there, [this, message] { reach(*message); });
 }
 
 // The first byte is at the receiving host. Messages that come from several hosts at once queue up.
-void World::arrive(int from, int to, size_t bytes, std::function<void()> action) {
-  Process& receiver = processes_[size_t(to)];
-  if (!receiver.alive) return;
-  Time whole = now_;
-  if (host_of(from) != host_of(to)) {
-    Link& link = link_of(host_of(to));
-    whole = link.in =
-        std::max(now_, link.in) + nanoseconds(int64_t(double(bytes) / options_.costs.bandwidth));
+void World::reach(Message& message) {
+  Time there = now_ + message.takes;
+  if (host_of(message.from) != host_of(message.to)) {
+    Time& free = link_of(host_of(message.to)).in;
+    free = std::max(now_, free) + whole(double(message.bytes) / options_.costs.bandwidth);
+    there = std::max(there, free);
   }
-  at(whole, [this, to, action = std::move(action)] {
-    Process& process = processes_[size_t(to)];
-    if (!process.alive) return;
-    note(uint64_t(to));
-    occupy(to, options_.costs.overhead);
-    action();
-  });
+  at(there, [this, &message] { deliver(message); });
+}
+
+void World::deliver(Message& message) {
+  const Message arrived = std::exchange(message, {});
+  messages_.drop(&message);
+  Process& receiver = processes_[size_t(arrived.to)];
+  if (!receiver.alive) return;
+  note(uint64_t(arrived.to));
+  // The receiver has copied what came before, unless it was busy.
+  const nanoseconds copying = whole(double(arrived.bytes) * options_.costs.copy);
+  receiver.busy_until =
+      std::max(receiver.busy_until, now_ - copying) + copying + options_.costs.overhead;
+  arrived.arrive();
 }
 
 void World::release() {
-  for (Held& message : std::exchange(held_, {}))
+  for (Message& message : std::exchange(held_, {}))
     send(message.from, message.to, message.bytes, std::move(message.arrive));
 }
 

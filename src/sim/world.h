@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/world.h"
+#include "group/net/transport_parts.h"
 #include "sim/fiber.h"
 
 namespace tutti::sim {
@@ -27,7 +28,9 @@ struct Costs {
   double bandwidth = 12.5;    // of a host, each way, in bytes per nanosecond
   double oversubscribed = 1;  // how much more the hosts of a switch may send than leaves it
   int hosts_per_switch = 32;
-  double sum = 0.05;                                    // nanoseconds per byte that is worked on
+  double core = 0;    // of all hosts together, in bytes per nanosecond; 0: no limit
+  double sum = 0.05;  // nanoseconds per byte that is worked on
+  double copy = 0;    // and per byte of a message, at each end, while it travels
   nanoseconds wake_up = std::chrono::nanoseconds(200);  // of a thread, by one on its host
   nanoseconds jitter = {};                              // that a message may take longer, at most
 };
@@ -117,7 +120,7 @@ class World final : public base::World {
     uint64_t order;
     Thread* thread;  // that wakes, if it is still in this wait
     uint64_t wait;
-    std::function<void()> action;  // without a thread
+    std::function<void()>* action;  // without a thread
     bool operator<(const Event& other) const {
       return at != other.at ? at > other.at : order > other.order;
     }
@@ -129,22 +132,24 @@ class World final : public base::World {
     Time busy_until = {};
     std::vector<Event> parked = {};  // while it is suspended
   };
-  struct Held {
+  struct Message {
     int from, to;
     size_t bytes;
     std::function<void()> arrive;
+    nanoseconds takes = {};  // from its first byte to its last
   };
   struct Link {
     Time out = {}, in = {};  // when it is free again
   };
   struct Unwind {};
 
-  void push(Time at, Thread* thread, std::function<void()> action = {});
+  void push(Time at, Thread* thread, std::function<void()>* action = nullptr);
   void run_thread(const Event& event);
   void note(uint64_t word);
   void forget(Thread& thread);
   void occupy(int process, nanoseconds time);
-  void arrive(int from, int to, size_t bytes, std::function<void()> action);
+  void reach(Message& message);
+  void deliver(Message& message);
   Link& link_of(int host) { return links_[size_t(host)]; }
   Link& uplink_of(int host) { return uplinks_[size_t(host / options_.costs.hosts_per_switch)]; }
 
@@ -161,10 +166,13 @@ class World final : public base::World {
   Thread* current_ = nullptr;
   bool unwinding_ = false;
   std::deque<Link> links_, uplinks_;
+  Time core_ = {};  // when it is free again
   std::deque<Traffic> traffic_;
   std::unordered_map<int, double> slow_;
   std::unordered_map<uint64_t, Time> last_arrival_;  // by sender and receiver, with jitter
-  std::vector<Held> held_;
+  group::Pool<std::function<void()>> actions_;
+  group::Pool<Message> messages_;
+  std::vector<Message> held_;
   std::vector<std::function<void(int)>> on_death_;
   std::function<bool(int, int)> is_cut_;
   Time left_at_ = {};

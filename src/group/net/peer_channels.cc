@@ -191,7 +191,7 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
   // Still, the rank that is waited for may be on this core.
   for (int i = base::world() ? 19 : crowded_ ? 0 : -80; i < 20; ++i) {
     if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
-    if (crowded_ || i >= 10) sched_yield();
+    if ((crowded_ || i >= 10) && !base::world()) sched_yield();
   }
   wait.state.lost.reset();
   wait.state.deadline.start();
@@ -239,10 +239,15 @@ void PeerChannels::check_wait(const Wait& wait) {
     if (!wait.state.lost) wait.state.lost = now;
     if (now - *wait.state.lost > timing::kReason) fail_since_lost(wait);
   }
+  const nanoseconds timeout = wait.state.deadline.timeout();
+  const bool announces =
+      timeout.count() &&
+      wait.state.deadline.waited() > std::max(timeout / 2, timeout - timing::kAnnounceBefore);
+  if (!announces && wait.state.deadline.due() == Deadline::Due::nothing) return;
   std::vector<int> peers;
   if (wait.transfers) peers = wait.transfers->pending();
   if (peers.empty()) peers = {wait.peer};
-  announce(wait, peers);
+  if (announces) announce(wait, peers);
   // Peers that wait themselves are not to blame, if there are others.
   const bool all_wait = std::ranges::all_of(peers, [&](int peer) { return waits(peer); });
   if (!all_wait) std::erase_if(peers, [&](int peer) { return waits(peer); });
@@ -259,12 +264,8 @@ void PeerChannels::check_wait(const Wait& wait) {
 
 // Shortly before its deadline this rank says that it waits, and for which peer.
 void PeerChannels::announce(const Wait& wait, std::span<const int> peers) {
-  const nanoseconds timeout = wait.state.deadline.timeout();
   const auto now = Clock::now();
-  if (!timeout.count() ||
-      wait.state.deadline.waited() <= std::max(timeout / 2, timeout - timing::kAnnounceBefore) ||
-      (wait.state.announced && now - *wait.state.announced <= timing::kAnnounceEvery))
-    return;
+  if (wait.state.announced && now - *wait.state.announced <= timing::kAnnounceEvery) return;
   wait.state.announced = now;
   control_->probe();
   tell_all({.group = group_.id,

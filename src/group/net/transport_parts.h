@@ -11,6 +11,7 @@
 #include <chrono>
 #include <deque>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "group/net/transport.h"
@@ -21,11 +22,11 @@ namespace tutti::group {
 template <class T>
 class Pool {
  public:
-  T* make(const T& what) {
+  T* make(T what) {
     if (free_.empty()) free_.push_back(&all_.emplace_back());
     T* const made = free_.back();
     free_.pop_back();
-    *made = what;
+    *made = std::move(what);
     return made;
   }
   void drop(T* old) { free_.push_back(old); }
