@@ -3,6 +3,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "group/net/collectives.h"
 #include "kernels/reduce.h"
@@ -127,6 +128,10 @@ class NetworkCollectives::Reducer {
  private:
   using Range = Layout::Range;
   static constexpr size_t kLag = kBlocks - 3;
+  struct Starts {
+    size_t block = SIZE_MAX;
+    std::vector<size_t> values = {}, results = {};
+  };
   // The numbers of a block's messages in the transfers.
   struct Round {
     std::vector<size_t> values, results, sent;
@@ -217,11 +222,7 @@ class NetworkCollectives::Reducer {
   // The values of this host for a shard, once they are made.
   const std::byte* values_for(size_t i, size_t host) {
     if (const std::byte* const ready = sums_.ready_value(layout_.shard(i, host))) return ready;
-    size_t at = 0;
-    for (size_t h = 0; h < host && !layout_.is_whole(); ++h)
-      if (const Range range = layout_.shard(i, h); !sums_.ready_value(range))
-        at += padded(layout_.value_bytes(me_, range));
-    return staged_values(i) + at;
+    return staged_values(i) + (layout_.is_whole() ? 0 : starts_of(i).values[host]);
   }
 
   // Where the result of a shard goes: to the output itself, or into the staging.
@@ -230,10 +231,24 @@ class NetworkCollectives::Reducer {
       if (const auto part = layout_.only_part(layout_.shard(i, host));
           part && !part->piece.outputs.empty())
         return bytes_of(part->piece.outputs[0]) + part->result_at(layout_.op());
-    size_t at = 0;
-    for (size_t h = 0; h < host && !layout_.is_whole(); ++h)
-      at += padded(layout_.result_bytes(layout_.shard(i, h)));
-    return staged_results(i) + at;
+    return staged_results(i) + (layout_.is_whole() ? 0 : starts_of(i).results[host]);
+  }
+
+  // Where the values and results of a block's shards begin in the staging.
+  const Starts& starts_of(size_t i) {
+    Starts& starts = starts_[i % kBlocks];
+    if (std::exchange(starts.block, i) == i) return starts;
+    starts.values.clear();
+    starts.results.clear();
+    size_t values = 0, results = 0;
+    for (size_t h = 0; h < layout_.hosts(); ++h) {
+      const Range range = layout_.shard(i, h);
+      starts.values.push_back(values);
+      starts.results.push_back(results);
+      if (!sums_.ready_value(range)) values += padded(layout_.value_bytes(me_, range));
+      results += padded(layout_.result_bytes(range));
+    }
+    return starts;
   }
 
   void post(size_t i) {
@@ -319,6 +334,7 @@ class NetworkCollectives::Reducer {
   Scratch& own_staging_;
   std::array<Scratch, kBlocks>& received_;  // values of the others
   std::array<Round, kBlocks> rounds_;
+  std::array<Starts, kBlocks> starts_;
   std::optional<PeerChannels::Handshake> handshake_;
   PeerChannels::Transfers transfers_;  // ends before the memory that it works on
 };

@@ -36,6 +36,11 @@ void futex_wake(std::atomic<uint32_t>& word, bool shared) {
           0);
 }
 
+// In a simulated world: until this process is done with the work that it has begun.
+void finish_work() {
+  if (base::World* const world = base::world()) world->wait(nullptr, world->now());
+}
+
 }  // namespace
 
 Window::Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const PeerMonitor> peers,
@@ -78,6 +83,7 @@ void Window::next_phase(uint32_t flag) {
   Slot& shown = mine.slots[phase & 1];
   shown.flag = flag;
   shown.hash = hash_;
+  finish_work();
   // Before `sleepers` is read: a peer that goes to sleep has seen the phase, or is seen here.
   shown.phase.store(phase);
   wake(shown.phase, mine.sleepers);
