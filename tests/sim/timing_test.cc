@@ -132,7 +132,7 @@ long peak_kib() {
   return usage.ru_maxrss;
 }
 
-TEST(World, HoldsThirtyTwoThousandRanks) {
+TEST(BareWorld, HoldsThirtyTwoThousandRanks) {
   constexpr int kRanks = 32768;
   const long before = peak_kib();
   World world({.costs = network(), .moves_data = false});

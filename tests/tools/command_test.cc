@@ -19,7 +19,7 @@ TEST(Command, PrintsItsVersion) {
 TEST(Command, HelpsWithEveryCommand) {
   Tool tool({"--help"});
   EXPECT_EQ(tool.finish(), 0);
-  for (const std::string name : {"run", "bench", "timeline", "info"}) {
+  for (const std::string name : {"run", "bench", "simulate", "timeline", "info"}) {
     EXPECT_THAT(tool.out(), HasSubstr("  " + name));
     Tool command({name, "--help"});
     EXPECT_EQ(command.finish(), 0);
