@@ -18,6 +18,7 @@ int info(int argc, char** argv);
 int bench(int argc, char** argv);
 int simulate(int argc, char** argv);
 int timeline(int argc, char** argv);
+int simulate(int argc, char** argv);
 
 inline constexpr int kUsageError = 2;
 

@@ -25,6 +25,8 @@ constexpr Command kCommands[] = {
     {"bench", "measure a collective on this machine", tutti::tools::bench},
     {"simulate", "predict how long a collective takes on many hosts", tutti::tools::simulate},
     {"timeline", "put the timelines of a job's ranks together", tutti::tools::timeline},
+    {"simulate", "run jobs in a simulated network, with faults drawn from seeds",
+     tutti::tools::simulate},
     {"info", "show devices, cores, backends and settings", tutti::tools::info},
 };
 

@@ -13,6 +13,7 @@
 #include "bench.h"
 #include "command.h"
 #include "sim/timing.h"
+#include "simulate_faults.h"
 
 namespace tutti::tools {
 
@@ -236,7 +237,14 @@ int simulate(int argc, char** argv) {
       "tutti simulate", "[options]",
       "Predicts how long a collective takes on hosts that are not there: the library's own\n"
       "algorithms run in a simulated network, on buffers that have a length and no data.\n\n"
-      "  tutti simulate --hosts 64 --ranks-per-host 8 --latency 5us --bandwidth 200Gbit\n");
+      "  tutti simulate --hosts 64 --ranks-per-host 8 --latency 5us --bandwidth 200Gbit\n\n"
+      "With --faults, each seed stands for a job: its ranks, what they call, and what goes\n"
+      "wrong. Every rank must get the right result, or the error that docs/failures.md\n"
+      "promises, in time.\n\n"
+      "  tutti simulate --faults --seeds 0:999\n"
+      "  tutti simulate --faults --seeds 17:17 --trace\n");
+  bool is_of_faults = false;
+  FaultOptions faults;
   Request request;
   Given& given = request.given;
   sim::Costs& costs = request.job.costs;
@@ -288,7 +296,21 @@ int simulate(int argc, char** argv) {
   app.add_flag("--json", request.json, "a line of JSON per size");
   app.add_option("--plot", plot_file, "an SVG file: time over size, a line for each --hosts")
       ->option_text("FILE");
+  CLI::Option* const with_faults =
+      app.add_flag("--faults", is_of_faults, "jobs in which something goes wrong");
+  app.add_option("--seeds", faults.seeds, "of --faults: from A to B, or one (0:499)")
+      ->needs(with_faults)
+      ->option_text("A:B");
+  app.add_option("--jobs", faults.jobs, "of --faults: processes at a time (one per core)")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(with_faults)
+      ->option_text("N");
+  app.add_flag("--none", faults.without_faults,
+               "of --faults: nothing goes wrong; up to 64 ranks on 17 hosts")
+      ->needs(with_faults);
+  app.add_flag("--trace", faults.trace, "of --faults: print what happens")->needs(with_faults);
   if (const auto code = parse(app, argc, argv)) return *code;
+  if (is_of_faults) return simulate_faults(faults);
   try {
     costs.latency = duration("--latency", given.latency);
     costs.overhead = duration("--overhead", given.overhead);

@@ -17,38 +17,43 @@
 
 namespace tutti::sim {
 
-// What the processes of one host allocate to share it. Other memory is their own.
+// What the processes of one host allocate to share it. Other memory is their own. What a process
+// gives back is gone for all; what it has at its end stays where others map it.
 class HostMemory {
  public:
-  HostMemory() = default;
+  explicit HostMemory(World& world) : world_(world) {}
   ~HostMemory() {
-    for (const auto& [begin, bytes] : mapped_) munmap(begin, bytes);
+    for (const auto& [data, bytes] : *kept_) munmap(data, bytes);
   }
-  HostMemory(const HostMemory&) = delete;
 
   std::shared_ptr<void> allocate(size_t bytes) {
     void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED)
       throw ResourceExhaustedError("simulate: the system has no memory for another rank");
-    mapped_.emplace_back(data, bytes);
     const auto* const begin = static_cast<const std::byte*>(data);
-    shared_[begin] = begin + bytes;
-    // It stays mapped: in real processes, those that outlive its owner have it mapped, too.
-    return {data, [this, bytes](void* p) {
-              shared_.erase(static_cast<const std::byte*>(p));
-              madvise(p, bytes, MADV_DONTNEED);
+    (*shared_)[begin] = begin + bytes;
+    return {data, [bytes, shared = shared_, kept = kept_, &world = world_](void* p) {
+              shared->erase(static_cast<const std::byte*>(p));
+              if (world.is_unwinding() || world.current() < 0 || !world.job())
+                kept->emplace_back(p, bytes);
+              else
+                munmap(p, bytes);
             }};
   }
+  size_t allocations() const { return shared_->size(); }
   bool is_shared(const void* data, size_t bytes) const {
     const auto* const begin = static_cast<const std::byte*>(data);
-    const auto after = shared_.upper_bound(begin);
-    return after != shared_.begin() && begin + bytes <= std::prev(after)->second;
+    const auto after = shared_->upper_bound(begin);
+    return after != shared_->begin() && begin + bytes <= std::prev(after)->second;
   }
 
  private:
-  std::map<const std::byte*, const std::byte*> shared_;
-  std::vector<std::pair<void*, size_t>> mapped_;
+  using Ranges = std::map<const std::byte*, const std::byte*>;
+  World& world_;
+  std::shared_ptr<Ranges> shared_ = std::make_shared<Ranges>();
+  std::shared_ptr<std::vector<std::pair<void*, size_t>>> kept_ =
+      std::make_shared<std::vector<std::pair<void*, size_t>>>();
 };
 
 // One process's way to the memory of those on its host.

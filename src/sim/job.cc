@@ -18,7 +18,7 @@ namespace {
 
 std::string host_name(int host) { return fmt::format("host{}", host); }
 
-constexpr const char* kService = "launcher:4000";
+constexpr const char* kService = "host0:4000";  // of a launcher
 
 }  // namespace
 
@@ -63,7 +63,7 @@ class SimulatedSite final : public group::Site {
 
 SimulatedJob::SimulatedJob(const Options& options) : options_(options), world_(options.world) {
   const int hosts = 1 + *std::ranges::max_element(options_.hosts);
-  for (int h = 0; h < hosts; ++h) memory_.push_back(std::make_shared<HostMemory>());
+  for (int h = 0; h < hosts; ++h) memory_.push_back(std::make_shared<HostMemory>(world_));
   for (int r = 0; r < size(); ++r) {
     processes_.push_back(world_.add_process(host_of(r)));
     description_.addresses.push_back(fmt::format("{}:{}", host_name(host_of(r)), 5000 + r));
@@ -112,23 +112,27 @@ void SimulatedJob::start(int rank, std::function<void()> body,
         .serves = options_.chief_serves && rank == 0,
         .source = "a simulation"};
     if (size() == 1) return run_alone(body, over);
+    std::exception_ptr failed;
     try {
       group::Job job(membership, std::make_unique<SimulatedSite>(*this));
       world_.job() = &job;
       try {
         body();
-      } catch (const std::exception& error) {
-        over(&error);
-        job.leave();
-        world_.job() = nullptr;
-        return;
+      } catch (const std::exception&) {
+        failed = std::current_exception();
       }
       job.leave();
       world_.job() = nullptr;
-    } catch (const std::exception& error) {
-      return over(&error);
+    } catch (const std::exception&) {
+      failed = std::current_exception();
     }
-    over(nullptr);
+    try {
+      if (failed) std::rethrow_exception(failed);
+      over(nullptr);
+    } catch (const std::exception& error) {
+      over(&error);
+    }
+    world_.end(process_of(rank));
   });
 }
 
@@ -138,6 +142,14 @@ void SimulatedJob::cut_off(int host) {
     cut(host, other);
     cut(other, host);
   }
+}
+
+void SimulatedJob::find_leaks(std::vector<std::string>& leaks) const {
+  leaks.insert(leaks.end(), world_.leaks().begin(), world_.leaks().end());
+  leaks.insert(leaks.end(), fabric_->leaks().begin(), fabric_->leaks().end());
+  for (size_t host = 0; host < memory_.size(); ++host)
+    if (const size_t left = memory_[host]->allocations())
+      leaks.push_back(fmt::format("{} pieces of memory are left on host {}", left, host));
 }
 
 void SimulatedJob::mend() {

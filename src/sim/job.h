@@ -38,13 +38,16 @@ class SimulatedJob {
   int launcher() const { return launcher_; }
 
   // `body` runs in the process of the rank, which has joined the job, and leaves it afterwards.
-  // over(rank, error): it is over, by an error of the program or of the job, if there is one.
+  // over(error): the process ends, by an error of the program or of the job if there is one.
   void start(int rank, std::function<void()> body,
              std::function<void(const std::exception* error)> over);
 
   void cut(int from_host, int to_host) { cuts_.insert({from_host, to_host}); }
   void cut_off(int host);
   void mend();
+
+  // Once the job is over: what its processes should have given back.
+  void find_leaks(std::vector<std::string>& leaks) const;
 
  private:
   friend class SimulatedSite;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/transport.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -45,6 +47,12 @@ class SimulatedTransport final : public Transport {
         used_(size_t(fabric.size())) {}
   ~SimulatedTransport() override {
     fabric_.open_[size_t(rank_)] = nullptr;
+    int receives = 0;
+    for (const Peer& peer : peers_)
+      for (const Item* item = peer.first; item; item = item->next) ++receives;
+    if (receives || unsent_)
+      fabric_.leaks_.push_back(fmt::format("rank {} leaves {} receives and {} sends behind", rank_,
+                                           receives, unsent_));
     // The others' connections end after what was sent before.
     for (int peer = 0; peer < fabric_.size() && !world_.is_over(); ++peer) hang_up(peer);
   }
@@ -92,6 +100,7 @@ class SimulatedTransport final : public Transport {
   }
 
   State test(Message* message) override {
+    if (!message) return State::over;
     Item* const item = own(message);
     if (item->state == State::under_way) return State::under_way;
     const State state = item->state;
@@ -99,9 +108,10 @@ class SimulatedTransport final : public Transport {
     return state;
   }
   bool is_under_way(const Message* message) override {
-    return static_cast<const Item*>(message)->state == State::under_way;
+    return message && static_cast<const Item*>(message)->state == State::under_way;
   }
   bool cancel(Message* message) override {
+    if (!message) return true;
     Item* const item = own(message);
     if (item->state == State::under_way && !item->sending) remove(item);
     // What is on its way has a copy of the data; it only must not tell this message.

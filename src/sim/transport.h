@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "group/net/transport.h"
@@ -25,6 +26,8 @@ class Fabric {
   std::unique_ptr<group::Transport> open(int rank);
   // The peers of an open one that a message went to or came from since this was asked last.
   int count_connections(int rank);
+  // Messages that were neither over nor cancelled when their transport was closed.
+  const std::vector<std::string>& leaks() const { return leaks_; }
 
  private:
   friend class SimulatedTransport;
@@ -32,6 +35,7 @@ class Fabric {
   World& world_;
   const std::vector<int> processes_;
   std::vector<SimulatedTransport*> open_;  // by rank; null: not yet, or not any more
+  std::vector<std::string> leaks_;
 };
 
 }  // namespace tutti::sim

@@ -187,7 +187,20 @@ void World::kill(int process) {
   trace(fmt::format("process {} dies", process));
   for (const auto& heard : on_death_) heard(process);
   // A thread that kills its own process does not return from this.
-  if (current() == process) wait(nullptr, Time::max());
+  if (current() == process) wait(&killed, Time::max());
+}
+
+void World::end(int process) {
+  Process& ended = processes_[size_t(process)];
+  if (!ended.alive) return;
+  ended.alive = false;
+  trace(fmt::format("process {} ends", process));
+  int running = 0;
+  for (const Thread& thread : threads_)
+    running += thread.process == process && &thread != current_ && !thread.fiber->is_over();
+  if (running)
+    leaks_.push_back(fmt::format("process {} ends while {} of its threads run", process, running));
+  for (const auto& heard : on_death_) heard(process);
 }
 
 void World::suspend(int process) {
@@ -292,6 +305,10 @@ void World::note(uint64_t word) { hash_ = base::mixed(hash_, word); }
 
 void World::trace(const std::string& text) {
   for (const char c : text) note(uint64_t(uint8_t(c)));
+  remark(text);
+}
+
+void World::remark(const std::string& text) {
   if (options_.traces)
     trace_ += fmt::format("{:12.3f} ms  {}\n", double((now_ - start_).count()) / 1e6, text);
 }

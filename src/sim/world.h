@@ -66,6 +66,8 @@ class World final : public base::World {
   void kill(int process);
   void suspend(int process);
   void resume(int process);
+  // Called by a thread of the process, as its last act: the process has ended by itself.
+  void end(int process);
   bool is_alive(int process) const { return processes_[size_t(process)].alive; }
   bool is_suspended(int process) const { return processes_[size_t(process)].suspended; }
   // Called when a process dies.
@@ -83,6 +85,7 @@ class World final : public base::World {
   // When the message that was sent last has left the host of its sender.
   Time left_at() const { return left_at_; }
 
+  bool is_unwinding() const { return unwinding_; }
   // The process whose thread runs; -1: none.
   int current() const { return current_ ? current_->process : -1; }
   Time start_time() const { return start_; }
@@ -91,8 +94,11 @@ class World final : public base::World {
 
   // What happened, as one number, and as text.
   void trace(const std::string& text);
+  void remark(const std::string& text);  // in the text alone
   uint64_t hash() const { return hash_; }
   const std::string& trace() const { return trace_; }
+  // Of processes that have ended: what still ran then.
+  const std::vector<std::string>& leaks() const { return leaks_; }
   struct Traffic {
     uint64_t messages = 0, bytes = 0;
   };
@@ -178,6 +184,7 @@ class World final : public base::World {
   Time left_at_ = {};
   uint64_t hash_;
   std::string trace_;
+  std::vector<std::string> leaks_;
 };
 
 }  // namespace tutti::sim
