@@ -74,12 +74,13 @@ Thread::Thread(std::function<void()> body) {
     return;
   }
   simulated_ = std::make_shared<Simulated>();
-  simulated->spawn([self = simulated_, body = std::move(body)] {
+  // Over when it has run, or if the world ends before it could.
+  const std::shared_ptr<void> end(nullptr, [self = simulated_](void*) {
+    self->over = true;
+    if (world()) world()->wake(self.get());
+  });
+  simulated->spawn([self = simulated_, end, body = std::move(body)] {
     self->thread = world()->thread();
-    const std::shared_ptr<void> end(nullptr, [&](void*) {
-      self->over = true;
-      world()->wake(self.get());
-    });
     body();
   });
 }

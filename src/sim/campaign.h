@@ -18,7 +18,7 @@ struct Campaign {
   uint64_t first = 0, last = 0;  // seeds, both included
   int jobs = 1;                  // processes at a time
   bool faults = true;            // else none goes wrong
-  int seconds = 60;              // that one trial may take
+  int seconds = 15;              // that one trial may take
   std::function<void(uint64_t done, uint64_t failed)> progress = {};
 };
 
