@@ -8,6 +8,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,7 @@ class HostMemory {
  public:
   explicit HostMemory(World& world) : world_(world) {}
   ~HostMemory() {
-    for (const auto& [data, bytes] : *kept_) munmap(data, bytes);
+    for (const auto& [data, bytes] : state_->kept) munmap(data, bytes);
   }
 
   std::shared_ptr<void> allocate(size_t bytes) {
@@ -32,28 +33,34 @@ class HostMemory {
     if (data == MAP_FAILED)
       throw ResourceExhaustedError("simulate: the system has no memory for another rank");
     const auto* const begin = static_cast<const std::byte*>(data);
-    (*shared_)[begin] = begin + bytes;
-    return {data, [bytes, shared = shared_, kept = kept_, &world = world_](void* p) {
-              shared->erase(static_cast<const std::byte*>(p));
-              if (world.is_unwinding() || world.current() < 0 || !world.job())
-                kept->emplace_back(p, bytes);
+    state_->shared[begin] = begin + bytes;
+    return {data, [bytes, state = state_, &world = world_](void* p) {
+              state->shared.erase(static_cast<const std::byte*>(p));
+              if (world.is_unwinding() || world.current() < 0 || !world.job() ||
+                  state->abandoned.contains(world.current()))
+                state->kept.emplace_back(p, bytes);
               else
                 munmap(p, bytes);
             }};
   }
-  size_t allocations() const { return shared_->size(); }
+  // Nothing that this process gives back goes away from now on.
+  void abandon() { state_->abandoned.insert(world_.current()); }
+  size_t allocations() const { return state_->shared.size(); }
   bool is_shared(const void* data, size_t bytes) const {
     const auto* const begin = static_cast<const std::byte*>(data);
-    const auto after = shared_->upper_bound(begin);
-    return after != shared_->begin() && begin + bytes <= std::prev(after)->second;
+    const auto after = state_->shared.upper_bound(begin);
+    return after != state_->shared.begin() && begin + bytes <= std::prev(after)->second;
   }
 
  private:
-  using Ranges = std::map<const std::byte*, const std::byte*>;
+  struct State {
+    std::map<const std::byte*, const std::byte*> shared;
+    std::vector<std::pair<void*, size_t>> kept;
+    std::set<int> abandoned;  // processes
+  };
+
   World& world_;
-  std::shared_ptr<Ranges> shared_ = std::make_shared<Ranges>();
-  std::shared_ptr<std::vector<std::pair<void*, size_t>>> kept_ =
-      std::make_shared<std::vector<std::pair<void*, size_t>>>();
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 // One process's way to the memory of those on its host.
@@ -69,6 +76,7 @@ class Neighbours final : public group::PeerMemory, public group::PeerMonitor {
   void* find(int, uint64_t position) const override { return reinterpret_cast<void*>(position); }
   std::shared_ptr<void> allocate(size_t bytes) override { return memory_->allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override { return memory_->allocate(bytes); }
+  void abandon() const override { memory_->abandon(); }
 
   std::string address(int rank) const override { return processes_.addresses[size_t(rank)]; }
   std::string loss(int rank) const override {

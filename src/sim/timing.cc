@@ -106,7 +106,7 @@ TimedJob::TimedJob(const Options& options)
       here.hellos.push_back({.pid = processes[size_t(r)]});
     }
     const auto neighbours =
-        std::make_shared<Neighbours>(world_, std::make_shared<HostMemory>(), here);
+        std::make_shared<Neighbours>(world_, std::make_shared<HostMemory>(world_), here);
     host_peers_.push_back({neighbours, std::make_shared<group::BlockPool>(), neighbours});
   }
   ranks_ = std::move(ranks);

@@ -62,6 +62,7 @@ int World::add_process(int host) {
 }
 
 void World::start(int process, std::function<void()> body) {
+  if (unwinding_) return;
   Thread& thread = threads_.emplace_back();
   thread.process = process;
   thread.fiber = std::make_unique<Fiber>(stacks_, [this, &thread, body = std::move(body)] {
