@@ -73,7 +73,7 @@ class PerReplica : public detail::Components<T> {
   // A single tensor or slices counts as one replica.
   template <class U>
     requires(std::is_same_v<T, Value> && detail::IsValue<std::decay_t<U>>)
-  PerReplica(U&& value) : detail::Components<T>({Value(std::forward<U>(value))}) {}
+  PerReplica(U&& value) : PerReplica(std::vector<T>(1, std::forward<U>(value))) {}
 
   // f of each component. Members work too: results.map(&Result::loss).
   template <class F>

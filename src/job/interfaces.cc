@@ -2,6 +2,7 @@
 #include "job/interfaces.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -72,7 +73,7 @@ std::string devices_of(const std::string& interface) {
   std::error_code none;
   const std::filesystem::path folder = "/sys/class/net/" + interface + "/device/infiniband";
   for (const auto& entry : std::filesystem::directory_iterator(folder, none))
-    devices += "," + entry.path().filename().string() + ":1";
+    devices += fmt::format(",{}:1", entry.path().filename().string());
   return devices;
 }
 
@@ -82,7 +83,7 @@ std::string outside_address(const std::string& interfaces) {
   for (const ifaddrs* i = all.get(); i; i = i->ifa_next) {
     if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET) continue;
     if (!(i->ifa_flags & IFF_UP) || i->ifa_flags & IFF_LOOPBACK) continue;
-    if (!interfaces.empty() && wanted.find("," + std::string(i->ifa_name) + ",") == wanted.npos)
+    if (!interfaces.empty() && wanted.find(fmt::format(",{},", i->ifa_name)) == wanted.npos)
       continue;
     char text[INET_ADDRSTRLEN];
     const auto* const address = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
