@@ -36,7 +36,7 @@ class HostMemory {
     state_->shared[begin] = begin + bytes;
     return {data, [bytes, state = state_, &world = world_](void* p) {
               state->shared.erase(static_cast<const std::byte*>(p));
-              if (world.is_unwinding() || world.current() < 0 || !world.job() ||
+              if (world.is_over() || world.current() < 0 || !world.job() ||
                   state->abandoned.contains(world.current()))
                 state->kept.emplace_back(p, bytes);
               else
@@ -79,6 +79,7 @@ class Neighbours final : public group::PeerMemory, public group::PeerMonitor {
   void abandon() const override { memory_->abandon(); }
 
   std::string address(int rank) const override { return processes_.addresses[size_t(rank)]; }
+  int job_rank(int rank) const override { return processes_.ranks[size_t(rank)]; }
   std::string loss(int rank) const override {
     const int process = int(processes_.hellos[size_t(rank)].pid);
     return world_.is_alive(process) ? "" : fmt::format("has died (process {} is gone)", process);

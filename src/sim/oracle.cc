@@ -143,10 +143,10 @@ class Judge {
     if (s.ending == Story::Ending::none) {
       const Call* const last = s.calls.empty() ? nullptr : &s.calls.back();
       violated("rank {} still runs after {:.0f} s{}", rank, ms(trial_.time) / 1e3,
-               !s.joined                  ? ", and has not joined"
-               : s.done                   ? ", while it leaves"
-               : !last || last->is_over   ? ""
-                                          : fmt::format(", in #{}", last->operation));
+               !s.joined                ? ", and has not joined"
+               : s.done                 ? ", while it leaves"
+               : !last || last->is_over ? ""
+                                        : fmt::format(", in #{}", last->operation));
     }
     if (s.ending == Story::Ending::left && s.done && lethal_.empty() && s.code)
       violated("rank {} fails, and nothing that could make it fail was done: {}", rank, s.error);
@@ -369,9 +369,9 @@ class Judge {
       switch (fault.kind) {
         case Fault::Kind::kill:
           if (is_member(fault.rank, rank, call.operation))
-            limit = std::min(limit, since + (fault.rank == 0 && schedule_.chief_serves
-                                                 ? kServiceMissed
-                                                 : kWithinASecond));
+            limit = std::min(limit,
+                             since + (fault.rank == 0 && schedule_.chief_serves ? kServiceMissed
+                                                                                : kWithinASecond));
           break;
         case Fault::Kind::kill_service: limit = std::min(limit, since + kServiceMissed); break;
         case Fault::Kind::abort:
@@ -400,16 +400,15 @@ class Judge {
       const nanoseconds ended = call.is_over ? call.ended : trial_.time;
       const nanoseconds limit = limit_of(rank, call, began);
       if (ended > limit)
-        violated("rank {} waits in #{} ({}) from {:.3f} to {:.3f} ms, and should not after {:.3f} ms",
-                 rank, call.operation, operation(call).to_string(), ms(began), ms(ended),
-                 ms(limit));
+        violated(
+            "rank {} waits in #{} ({}) from {:.3f} to {:.3f} ms, and should not after {:.3f} ms",
+            rank, call.operation, operation(call).to_string(), ms(began), ms(ended), ms(limit));
       before = std::max(before, ended);
     }
     if (s.started && !s.joined && s.ending == Story::Ending::left) check_joining(rank, s);
     if (s.done && s.ending == Story::Ending::left) {
       nanoseconds most = kLeaving + extra_;
-      if (is_cut_ || is_suspended_ || !lethal_.empty())
-        most += schedule_.heartbeat_timeout + 3s;
+      if (is_cut_ || is_suspended_ || !lethal_.empty()) most += schedule_.heartbeat_timeout + 3s;
       if (s.ended - *s.done > most)
         violated("rank {} takes {:.0f} ms to leave", rank, ms(s.ended - *s.done));
     }
@@ -429,7 +428,8 @@ class Judge {
     for (int rank = 0; rank < schedule_.size(); ++rank)
       for (const Call& call : story(rank).calls)
         if (call.code) {
-          const auto [found, is_new] = first.try_emplace(group_of(rank, call.operation), call.ended);
+          const auto [found, is_new] =
+              first.try_emplace(group_of(rank, call.operation), call.ended);
           if (!is_new) found->second = std::min(found->second, call.ended);
         }
     for (int rank = 0; rank < schedule_.size(); ++rank) {
@@ -444,8 +444,9 @@ class Judge {
         if (operation(call).kind == Kind::duplicate) continue;  // not of that group
         const nanoseconds since = std::max(began, found->second);
         if (ended > since + kPublished + extra_)
-          violated("rank {} hears of the failure of its group at {:.3f} ms in #{} only at {:.3f} ms",
-                   rank, ms(found->second), call.operation, ms(ended));
+          violated(
+              "rank {} hears of the failure of its group at {:.3f} ms in #{} only at {:.3f} ms",
+              rank, ms(found->second), call.operation, ms(ended));
       }
     }
   }

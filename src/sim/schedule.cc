@@ -106,11 +106,10 @@ Operation draw_operation(Dice& dice, int ranks, bool is_split, bool is_duplicate
     operation.count = draw_bytes(dice, most) / int64_t(size_of(operation.dtype));
   operation.memory = Operation::Memory(dice.below(3));
   operation.in_background =
-      dice.one_in(5) && (operation.kind == Kind::all_reduce ||
-                         operation.kind == Kind::all_reduce_list ||
-                         operation.kind == Kind::broadcast || operation.kind == Kind::all_gather ||
-                         operation.kind == Kind::reduce_scatter ||
-                         operation.kind == Kind::all_to_all);
+      dice.one_in(5) &&
+      (operation.kind == Kind::all_reduce || operation.kind == Kind::all_reduce_list ||
+       operation.kind == Kind::broadcast || operation.kind == Kind::all_gather ||
+       operation.kind == Kind::reduce_scatter || operation.kind == Kind::all_to_all);
   if (operation.kind == Kind::all_reduce &&
       result_dtype(operation.op, operation.dtype) != operation.dtype)
     operation.in_background = false;
@@ -167,7 +166,8 @@ class Drawing {
   size_t length() const { return schedule_.operations.size(); }
 
   void draw_layout(bool faults) {
-    const int size = int(faults ? dice_.between(2, dice_.one_in(4) ? 12 : 6) : dice_.between(1, 64));
+    const int size =
+        int(faults ? dice_.between(2, dice_.one_in(4) ? 12 : 6) : dice_.between(1, 64));
     const int hosts = int(dice_.between(1, std::min(size, faults ? 4 : 17)));
     const int per_host = (size + hosts - 1) / hosts;
     const int64_t kind = dice_.below(3);
@@ -195,7 +195,8 @@ class Drawing {
   void draw_moment(Fault& fault) {
     fault.operation = int(dice_.between(-1, int64_t(length())));
     fault.trigger = int(dice_.one_in(2) ? fault.rank : dice_.below(ranks()));
-    fault.after = fault.operation < 0 ? nanoseconds(dice_.below(1'000'000)) : dice_.time(100ns, 2ms);
+    fault.after =
+        fault.operation < 0 ? nanoseconds(dice_.below(1'000'000)) : dice_.time(100ns, 2ms);
   }
 
   void draw_fault() {
@@ -297,7 +298,8 @@ std::string Operation::to_string() const {
             : memory == Memory::shared ? ", in shared memory"
                                        : ", even ranks in shared memory";
   if (in_background) text += ", in the background";
-  if (pause.count()) text += fmt::format("; before it each rank computes up to {}", time_text(pause));
+  if (pause.count())
+    text += fmt::format("; before it each rank computes up to {}", time_text(pause));
   return text;
 }
 
@@ -324,11 +326,11 @@ bool Fault::is_harmless() const {
 }
 
 std::string Fault::to_string() const {
-  const std::string when =
-      operation < 0
-          ? fmt::format("{} after the beginning", time_text(after))
-          : fmt::format("{} after rank {} comes to #{}", time_text(after), trigger, operation);
-  const std::string long_ = lasts == nanoseconds::max() ? "" : fmt::format(", for {}", time_text(lasts));
+  const std::string when = operation < 0 ? fmt::format("{} after the beginning", time_text(after))
+                                         : fmt::format("{} after rank {} comes to #{}",
+                                                       time_text(after), trigger, operation);
+  const std::string long_ =
+      lasts == nanoseconds::max() ? "" : fmt::format(", for {}", time_text(lasts));
   switch (kind) {
     case Kind::kill: return fmt::format("rank {} is killed {}", rank, when);
     case Kind::kill_service: return fmt::format("the process with the service is killed {}", when);
@@ -373,10 +375,12 @@ std::vector<int> Schedule::members(int rank, size_t operation) const {
 }
 
 std::string Schedule::to_string() const {
-  std::string text = fmt::format("seed {}: {} ranks on hosts {}; the service is in {}\n", seed, size(),
-                                 fmt::join(hosts, " "), chief_serves ? "rank 0" : "the launcher, on host 0");
-  text += fmt::format("messages take up to {} longer at random; a call may wait {}, a silent rank {}\n",
-                      time_text(jitter), time_text(timeout), time_text(heartbeat_timeout));
+  std::string text =
+      fmt::format("seed {}: {} ranks on hosts {}; the service is in {}\n", seed, size(),
+                  fmt::join(hosts, " "), chief_serves ? "rank 0" : "the launcher, on host 0");
+  text +=
+      fmt::format("messages take up to {} longer at random; a call may wait {}, a silent rank {}\n",
+                  time_text(jitter), time_text(timeout), time_text(heartbeat_timeout));
   for (size_t i = 0; i < operations.size(); ++i)
     text += fmt::format("  #{} {}\n", i, operations[i].to_string());
   if (faults.empty()) text += "  nothing goes wrong\n";

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "group/net/control_plane.h"
 #include "group/net/greeting.h"
 #include "group/net/transport_parts.h"
 
@@ -48,11 +49,11 @@ class SimulatedTransport final : public Transport {
   ~SimulatedTransport() override {
     fabric_.open_[size_t(rank_)] = nullptr;
     int receives = 0;
-    for (const Peer& peer : peers_)
-      for (const Item* item = peer.first; item; item = item->next) ++receives;
+    for (const Item* item : receives_)
+      for (; item; item = item->next) ++receives;
     if (receives || unsent_)
-      fabric_.leaks_.push_back(fmt::format("rank {} leaves {} receives and {} sends behind", rank_,
-                                           receives, unsent_));
+      fabric_.leaks_.push_back(
+          fmt::format("rank {} leaves {} receives and {} sends behind", rank_, receives, unsent_));
     // The others' connections end after what was sent before.
     for (int peer = 0; peer < fabric_.size() && !world_.is_over(); ++peer) hang_up(peer);
   }

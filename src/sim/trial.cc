@@ -497,8 +497,7 @@ class Player {
         buffers.out.push_back(group.all_gather_uneven(in, options));
         return {};
       case Kind::reduce_scatter:
-        if (background)
-          return group.reduce_scatter_async(in, make_out(), operation.op, options);
+        if (background) return group.reduce_scatter_async(in, make_out(), operation.op, options);
         group.reduce_scatter(in, make_out(), operation.op, options);
         return {};
       case Kind::all_to_all:
@@ -557,8 +556,7 @@ uint64_t expected_result(const Schedule& schedule, size_t k, int rank) {
     }
     std::vector<std::byte> out(size_t(count) * size_of(result_dtype(operation.op, dtype)));
     void* const output = out.data();
-    if (count)
-      kernels::reduce_here({inputs, {&output, 1}, count, dtype, operation.op, n}, false);
+    if (count) kernels::reduce_here({inputs, {&output, 1}, count, dtype, operation.op, n}, false);
     return out;
   };
   const size_t size = size_of(operation.dtype), bytes = size_t(operation.count) * size;

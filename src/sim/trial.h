@@ -28,10 +28,10 @@ struct Story {
   Ending ending = Ending::none;
   std::optional<nanoseconds> started = {}, joined = {};
   std::vector<Call> calls = {};
-  std::optional<Call> again = {};               // after its first error
-  std::optional<nanoseconds> done = {};         // with its program
-  nanoseconds ended = {};                       // its process
-  std::optional<ErrorCode> code = {};           // of the error that ended its program
+  std::optional<Call> again = {};        // after its first error
+  std::optional<nanoseconds> done = {};  // with its program
+  nanoseconds ended = {};                // its process
+  std::optional<ErrorCode> code = {};    // of the error that ended its program
   std::string error = {};
 };
 

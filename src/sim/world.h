@@ -85,7 +85,6 @@ class World final : public base::World {
   // When the message that was sent last has left the host of its sender.
   Time left_at() const { return left_at_; }
 
-  bool is_unwinding() const { return unwinding_; }
   // The process whose thread runs; -1: none.
   int current() const { return current_ ? current_->process : -1; }
   Time start_time() const { return start_; }
