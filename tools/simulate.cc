@@ -72,9 +72,8 @@ double bandwidth(const std::string& option, const std::string& text) {
 }
 
 size_t size_of_text(std::string text) {
-  if (!CLI::AsSizeValue(false)(text).empty()) return 0;
   try {
-    return std::stoull(text);
+    return CLI::AsSizeValue(false)(text).empty() ? std::stoull(text) : 0;
   } catch (const std::exception&) {
     return 0;
   }
@@ -142,6 +141,8 @@ struct Request {
   bool json = false;
 
   int ranks() const { return job.hosts * job.ranks_per_host; }
+  // That each rank opens, today: one to every other.
+  int connections() const { return job.hosts > 1 ? ranks() - 1 : 0; }
   std::string hosts_text() const {
     return job.ranks_per_host == 1
                ? fmt::format("{:>4} hosts", job.hosts)
@@ -151,10 +152,11 @@ struct Request {
 
 void print_head(const Request& request) {
   fmt::print(
-      "{} of float32, {} ranks on {} hosts, simulated: latency {}, overhead {}, {}\n"
+      "{} of float32, simulated; hosts: {}, ranks: {}\n"
+      "latency {}, overhead {}, bandwidth {}\n"
       "{:>9} {:>12}   {:^21}   {:^21} {:>7}\n"
       "{:>9} {:>12}   {:>10} {:>10}   {:>10} {:>10} {:>7}\n",
-      request.given.op, request.ranks(), request.job.hosts, request.given.latency,
+      request.given.op, request.job.hosts, request.ranks(), request.given.latency,
       request.given.overhead, request.given.bandwidth, "", "", "messages of a host",
       "sent by a host", "connec-", "size", "time us", "mean", "most", "mean", "most", "tions");
 }
@@ -190,7 +192,7 @@ std::string to_json(const Request& request, const Timing& timing) {
 // A job of many ranks has something for each pair of them.
 void check_memory(const Request& request) {
   const double ranks = request.ranks();
-  const double needed = ranks * ranks * 100 + ranks * 64 * 1024;
+  const double needed = ranks * ranks * 200 + ranks * 64 * 1024;
   const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed > 0.9 * memory)
     throw std::runtime_error(fmt::format(
@@ -223,11 +225,8 @@ void simulate_one(Request& request, Progress& progress, std::vector<Measurement>
                         .median_us = double(timing.time.count()) / 1e3});
   }
   if (request.json) return;
-  fmt::print("A rank reserves up to {}{}.\n", bytes_text(double(reserved)),
-             request.job.hosts == 1
-                 ? ""
-                 : fmt::format(", and opens {} connections, whether it uses them or not",
-                               request.ranks() - 1));
+  fmt::print("Memory that a rank reserves: up to {}. Connections that it opens: {}.\n",
+             bytes_text(double(reserved)), request.connections());
 }
 
 }  // namespace
@@ -235,12 +234,13 @@ void simulate_one(Request& request, Progress& progress, std::vector<Measurement>
 int simulate(int argc, char** argv) {
   CommandLine app(
       "tutti simulate", "[options]",
-      "Predicts how long a collective takes on hosts that are not there: the library's own\n"
-      "algorithms run in a simulated network, on buffers that have a length and no data.\n\n"
+      "Predicts how long a collective takes on hosts that are not there: the library's\n"
+      "own algorithms run in a simulated network, on buffers that have a length and no\n"
+      "data.\n\n"
       "  tutti simulate --hosts 64 --ranks-per-host 8 --latency 5us --bandwidth 200Gbit\n\n"
-      "With --faults, each seed stands for a job: its ranks, what they call, and what goes\n"
-      "wrong. Every rank must get the right result, or the error that docs/failures.md\n"
-      "promises, in time.\n\n"
+      "With --faults, each seed stands for a job: its ranks, what they call, and what\n"
+      "goes wrong. Every rank must get the right result, or the error that\n"
+      "docs/failures.md promises, in time.\n\n"
       "  tutti simulate --faults --seeds 0:999\n"
       "  tutti simulate --faults --seeds 17:17 --trace\n");
   bool is_of_faults = false;

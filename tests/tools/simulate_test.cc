@@ -61,10 +61,10 @@ TEST(Simulate, GivesATableThatFitsATerminal) {
              "48:3M"});
   EXPECT_EQ(tool.finish(), 0) << tool.err();
   const std::vector<std::string> lines = lines_of(tool.out());
-  EXPECT_EQ(lines.size(), 2 * (3 + 9 + 1) + 1) << tool.out();
-  EXPECT_THAT(tool.out(), HasSubstr("all_gather of float32, 6 ranks on 2 hosts, simulated"));
-  EXPECT_THAT(tool.out(), HasSubstr("all_gather of float32, 12 ranks on 4 hosts, simulated"));
-  EXPECT_THAT(tool.out(), HasSubstr("opens 11 connections"));
+  EXPECT_EQ(lines.size(), 2 * (4 + 9 + 1) + 1) << tool.out();
+  EXPECT_THAT(tool.out(), HasSubstr("all_gather of float32, simulated; hosts: 2, ranks: 6"));
+  EXPECT_THAT(tool.out(), HasSubstr("all_gather of float32, simulated; hosts: 4, ranks: 12"));
+  EXPECT_THAT(tool.out(), HasSubstr("Connections that it opens: 11."));
   for (const std::string& line : lines) EXPECT_LE(line.size(), 80) << line;
 }
 
