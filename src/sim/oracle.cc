@@ -233,6 +233,15 @@ class Judge {
     return found->second;
   }
 
+  // Whether a rank cannot tell that this one is stopped from a network that is cut: it is all that
+  // there is elsewhere, and serves.
+  bool is_indistinct(int stopped, int rank) const {
+    if (stopped != 0 || !schedule_.chief_serves) return false;
+    for (int r = 1; r < schedule_.size(); ++r)
+      if (schedule_.hosts[size_t(r)] != schedule_.hosts[size_t(rank)]) return false;
+    return schedule_.hosts[0] != schedule_.hosts[size_t(rank)];
+  }
+
   // Whether a fault explains an error of this rank; `k`: its call, or none while it joins.
   bool explains(size_t number, int rank, std::optional<size_t> k, ErrorCode code,
                 const std::string& text) const {
@@ -250,6 +259,9 @@ class Judge {
       case Fault::Kind::suspend:
         // Its peers may have left when it comes back.
         if (f.rank == rank) return is_unavailable || is_late || code == ErrorCode::aborted;
+        if (is_indistinct(f.rank, rank) && is_unavailable &&
+            text.find("the network of its own host") != text.npos)
+          return true;
         return names(text, f.rank) &&
                (is_late || (is_unavailable && f.lasts >= schedule_.heartbeat_timeout));
       case Fault::Kind::cut_off:
@@ -258,6 +270,9 @@ class Judge {
         if (!is_late && !is_unavailable) return false;
         // Before ranks reach each other, they know the service alone.
         if (!k) return text.find("host") != text.npos;
+        // It takes two and a half heartbeats to miss the service.
+        if (schedule_.timeout < 2500ms && schedule_.hosts[size_t(rank)] == f.host)
+          return text.find("host") != text.npos;
         return schedule_.num_hosts() < 3 ? text.find("host") != text.npos
                                          : accuses_host(text, f.host);
       case Fault::Kind::part:
@@ -283,30 +298,28 @@ class Judge {
     return false;
   }
 
-  // A rank that failed in a group ends, and is missed in its other groups.
+  // A rank that fails in one group is missed in its others: it waits there, and then it ends.
   bool explains_by_another(int rank, std::optional<size_t> k, nanoseconds at, ErrorCode code,
                            const std::string& text) const {
-    if (code != ErrorCode::unavailable) return false;
+    const bool is_late = code == ErrorCode::deadline_exceeded;
+    if (code != ErrorCode::unavailable && !is_late) return false;
     for (int other = 0; other < schedule_.size(); ++other) {
       const Story& s = story(other);
-      if (other == rank || !s.code || !s.done || *s.done > at || !names(text, other)) continue;
-      const Call* const failed = first_failed(other);
-      if (!failed) continue;
-      if (!k || group_of(other, failed->operation) != group_of(rank, *k)) return true;
+      if (other == rank || !names(text, other)) continue;
+      if (!is_late && (!s.done || *s.done > at)) continue;
+      for (const Call& call : s.calls)
+        if (call.code && call.began <= at &&
+            (!k || group_of(other, call.operation) != group_of(rank, *k)))
+          return true;
     }
     return false;
-  }
-
-  const Call* first_failed(int rank) const {
-    for (const Call& call : story(rank).calls)
-      if (call.code) return &call;
-    return nullptr;
   }
 
   // What tells one group of the trial from another.
   using GroupKey = std::tuple<Operation::On, size_t, int>;
   GroupKey group_of(int rank, size_t k) const {
     const Operation& o = schedule_.operations[k];
+    if (o.kind == Kind::duplicate) return {Operation::On::duplicate, k, -1};
     if (o.on == Operation::On::world) return {o.on, 0, 0};
     const Kind maker = o.on == Operation::On::part ? Kind::split : Kind::duplicate;
     size_t made = k;
@@ -314,14 +327,33 @@ class Judge {
     return {o.on, made, o.on == Operation::On::part ? schedule_.color(rank, k) : 0};
   }
 
+  // A rank that ends by itself has said so before.
+  bool takes_for_dead(const std::string& text) const {
+    if (is_cut_) return false;
+    for (const char* const words : {"the connection to rank ", "has died (process"}) {
+      const size_t at = text.find(words);
+      if (at == text.npos) continue;
+      const std::string sentence = text.substr(0, text.find(';'));
+      for (int rank = 0; rank < schedule_.size(); ++rank)
+        if (names(sentence, rank) && story(rank).ending == Story::Ending::left) return true;
+    }
+    return false;
+  }
+
   void check_error(int rank, std::optional<size_t> k, nanoseconds at, ErrorCode code,
                    const std::string& error, const char* what) {
     const std::string text = head_of(error);
     if (lethal_.empty()) return;  // see check_ending
+    if (takes_for_dead(text))
+      violated("rank {} {} an error that takes a rank for dead that has left: {}", rank, what,
+               text);
     for (const size_t f : lethal_)
       if (*trial_.injected[f] <= at && explains(f, rank, k, code, text)) return;
     const bool is_local = std::ranges::any_of(lethal_, [&](size_t f) {
       const Fault::Kind kind = faults()[f].kind;
+      // A death fails the groups that hold the rank.
+      if ((kind == Fault::Kind::kill || kind == Fault::Kind::abort) && k)
+        return !is_member(faults()[f].rank, rank, *k);
       return kind == Fault::Kind::mismatch || kind == Fault::Kind::skip ||
              kind == Fault::Kind::suspend || kind == Fault::Kind::leave ||
              kind == Fault::Kind::part || kind == Fault::Kind::cut_off ||
@@ -396,7 +428,8 @@ class Judge {
     if (is_held(rank) || s.ending == Story::Ending::killed) return;
     nanoseconds before{};
     for (const Call& call : s.calls) {
-      const nanoseconds began = std::max(call.began, before);
+      if (call.is_dropped) continue;
+      const nanoseconds began = std::max({call.began, call.waited, before});
       const nanoseconds ended = call.is_over ? call.ended : trial_.time;
       const nanoseconds limit = limit_of(rank, call, began);
       if (ended > limit)
@@ -436,12 +469,12 @@ class Judge {
       if (is_held(rank) || story(rank).ending == Story::Ending::killed) continue;
       nanoseconds before{};
       for (const Call& call : story(rank).calls) {
-        const nanoseconds began = std::max(call.began, before);
+        if (call.is_dropped) continue;
+        const nanoseconds began = std::max({call.began, call.waited, before});
         const nanoseconds ended = call.is_over ? call.ended : trial_.time;
         before = std::max(before, ended);
         const auto found = first.find(group_of(rank, call.operation));
         if (found == first.end()) continue;
-        if (operation(call).kind == Kind::duplicate) continue;  // not of that group
         const nanoseconds since = std::max(began, found->second);
         if (ended > since + kPublished + extra_)
           violated(

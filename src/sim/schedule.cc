@@ -179,6 +179,11 @@ class Drawing {
     if (dice_.one_in(2)) schedule_.jitter = dice_.time(1us, 200us);
     schedule_.timeout = dice_.one_of<nanoseconds>({2s, 3s, 5s});
     schedule_.heartbeat_timeout = 10s;
+    // A silent rank is missed before a call gives up.
+    if (dice_.one_in(8)) {
+      schedule_.timeout = 20s;
+      schedule_.heartbeat_timeout = 3s;
+    }
   }
 
   void draw_program(bool faults) {
@@ -207,7 +212,6 @@ class Drawing {
     draw_moment(fault);
     const int64_t kind = dice_.below(100);
     using enum Fault::Kind;
-    const nanoseconds timeout = schedule_.timeout;
     if (kind < 24) {
       fault.kind = kill;
     } else if (kind < 30) {
@@ -234,7 +238,7 @@ class Drawing {
     } else if (kind < 74) {
       fault.kind = compute;
       fault.operation = int(dice_.below(int64_t(length())));
-      fault.after = dice_.time(1ms, timeout * 2 / 5);
+      fault.after = dice_.time(1ms, short_time());
     } else {
       fault.trigger = fault.rank;
       fault.operation = int(dice_.below(int64_t(length())));
@@ -271,10 +275,13 @@ class Drawing {
     return false;
   }
 
+  nanoseconds short_time() const {
+    return std::min(schedule_.timeout, schedule_.heartbeat_timeout) * 2 / 5;
+  }
   // Half of them are over before any rank gives up.
   void draw_duration(Fault& fault) {
     if (dice_.one_in(2))
-      fault.lasts = dice_.time(1ms, schedule_.timeout * 2 / 5);
+      fault.lasts = dice_.time(1ms, short_time());
     else if (dice_.one_in(2))
       fault.lasts = schedule_.timeout + dice_.time(2s, 30s);
   }

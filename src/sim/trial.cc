@@ -347,7 +347,11 @@ class Player {
       switch (fault.kind) {
         case Fault::Kind::mismatch: operation = fault.instead; break;
         case Fault::Kind::skip: skips = true; break;
-        case Fault::Kind::leave: groups.pending.clear(); return false;
+        case Fault::Kind::leave:
+          for (const Pending& pending : groups.pending)
+            trial_.ranks[size_t(rank)].calls[pending.call].is_dropped = true;
+          groups.pending.clear();
+          return false;
         case Fault::Kind::abort: groups.world->abort("bad pixel in image 42"); break;
         case Fault::Kind::compute: base::sleep_for(fault.after); break;
         default: break;
@@ -399,6 +403,7 @@ class Player {
     Pending pending = std::move(groups.pending.front());
     groups.pending.erase(groups.pending.begin());
     Call& call = trial_.ranks[size_t(rank)].calls[pending.call];
+    call.waited = now();
     try {
       pending.work.wait();
       finish(rank, pending.call, pending.buffers);

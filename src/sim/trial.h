@@ -16,7 +16,8 @@ namespace tutti::sim {
 struct Call {
   size_t operation = 0;
   nanoseconds began = {}, ended = {};
-  bool is_over = false;
+  nanoseconds waited = {};  // for what is in the background: since when
+  bool is_over = false, is_dropped = false;
   std::optional<ErrorCode> code = {};  // of its error
   std::string error = {};
   uint64_t result = 0;  // a checksum of what it left in memory
