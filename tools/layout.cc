@@ -64,12 +64,11 @@ json describe(const JobLayout& job) {
     std::vector<std::string> addresses;
     for (const int rank : ranks) addresses.push_back(job.ranks[size_t(rank)].address);
     // What a host sends in the place of its ranks' values.
-    std::vector<bool> mine(job.ranks.size());
-    for (const int rank : ranks) mine[size_t(rank)] = true;
+    const auto host_of = [&](size_t leaf) { return layout.host_of[leaf]; };
     json partials = json::array();
     if (hosts > 1)
-      for (const auto& [from, leaves] : group::largest_subtrees(
-               job.ranks.size(), [&](size_t leaf) { return bool(mine[leaf]); })) {
+      for (const auto& [from, leaves] : group::largest_subtrees(job.ranks.size(), host_of)) {
+        if (host_of(from) != host_of(size_t(ranks[0]))) continue;
         std::vector<int> under;
         for (size_t leaf = from; leaf < from + leaves; ++leaf) under.push_back(int(leaf));
         partials.push_back(under);

@@ -12,7 +12,7 @@ namespace tutti::group {
 
 namespace {
 
-constexpr std::chrono::nanoseconds kLeast = std::chrono::milliseconds(1);
+constexpr std::chrono::nanoseconds kLeastWait = std::chrono::milliseconds(1);
 constexpr double kLeastShare = 0.02;
 
 }  // namespace
@@ -48,7 +48,7 @@ Straggler straggler(std::span<const int64_t> spent, std::chrono::nanoseconds tim
   const std::chrono::nanoseconds waited(median - *least);
   const double share =
       std::min(1., double(waited.count()) / double(std::max<int64_t>(1, time.count())));
-  if (waited < kLeast || share < kLeastShare) return {};
+  if (waited < kLeastWait || share < kLeastShare) return {};
   return {int(least - spent.begin()), waited, share};
 }
 

@@ -138,7 +138,7 @@ TEST(Simulation, EndsWithoutItsLauncher) {
   ranks.at(3ms, [&] { ranks.kill_launcher(); });
   for (const auto& outcome : ranks.run([](const Group& group) { sum_often(group, 1000); })) {
     EXPECT_EQ(outcome.code, ErrorCode::unavailable);
-    EXPECT_THAT(outcome.error, HasSubstr("coordination service at launcher"));
+    EXPECT_THAT(outcome.error, HasSubstr("the coordination service at host0:4000 is gone"));
   }
 }
 
