@@ -221,7 +221,6 @@ void World::resume(int process) {
 void World::send(int from, int to, size_t bytes, std::function<void()> arrive) {
   const int a = host_of(from), b = host_of(to);
   const Costs& costs = options_.costs;
-  left_at_ = now_;
   if (a < 0 || b < 0) return at(now_, std::move(arrive));
   if (is_cut_ && a != b && is_cut_(a, b)) {
     held_.push_back({from, to, bytes, std::move(arrive)});
@@ -261,7 +260,7 @@ void World::send(int from, int to, size_t bytes, std::function<void()> arrive) {
       pass(uplink_of(b).in, through);
     }
     if (costs.core > 0) pass(core_, whole(double(bytes) / costs.core));
-    left_at_ = link.out = begins + on_wire;
+    link.out = begins + on_wire;
   }
   Time there = begins + latency;
   if (costs.jitter.count()) {

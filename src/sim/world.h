@@ -82,8 +82,6 @@ class World final : public base::World {
   // A message between processes. `arrive` runs when it is there, unless the receiver is dead.
   // Messages from one process to another keep their order.
   void send(int from, int to, size_t bytes, std::function<void()> arrive);
-  // When the message that was sent last has left the host of its sender.
-  Time left_at() const { return left_at_; }
 
   // The process whose thread runs; -1: none.
   int current() const { return current_ ? current_->process : -1; }
@@ -180,7 +178,6 @@ class World final : public base::World {
   std::vector<Message> held_;
   std::vector<std::function<void(int)>> on_death_;
   std::function<bool(int, int)> is_cut_;
-  Time left_at_ = {};
   uint64_t hash_;
   std::string trace_;
   std::vector<std::string> leaks_;
