@@ -85,21 +85,6 @@ SimulatedJob::SimulatedJob(const Options& options) : options_(options), world_(o
     });
 }
 
-namespace {
-
-// A job of one rank is no job.
-void run_alone(const std::function<void()>& body,
-               const std::function<void(const std::exception*)>& over) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return over(&error);
-  }
-  over(nullptr);
-}
-
-}  // namespace
-
 SimulatedJob::~SimulatedJob() { world_.unwind(); }
 
 void SimulatedJob::start(int rank, std::function<void()> body,
@@ -111,17 +96,17 @@ void SimulatedJob::start(int rank, std::function<void()> body,
         .service = options_.chief_serves ? description_.addresses[0] : kService,
         .serves = options_.chief_serves && rank == 0,
         .source = "a simulation"};
-    if (size() == 1) return run_alone(body, over);
     std::exception_ptr failed;
     try {
-      group::Job job(membership, std::make_unique<SimulatedSite>(*this));
-      world_.job() = &job;
+      std::optional<group::Job> job;  // none of one rank
+      if (size() > 1)
+        world_.job() = &job.emplace(membership, std::make_unique<SimulatedSite>(*this));
       try {
         body();
       } catch (const std::exception&) {
         failed = std::current_exception();
       }
-      job.leave();
+      if (job) job->leave();
       world_.job() = nullptr;
     } catch (const std::exception&) {
       failed = std::current_exception();

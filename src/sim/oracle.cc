@@ -112,8 +112,11 @@ class Judge {
   }
   // Whether the first that it names is on this host.
   static bool accuses_host(const std::string& text, int host) {
-    const size_t at = text.find("host");
-    return at != text.npos && text.substr(at).starts_with(fmt::format("host{}:", host));
+    size_t at = text.find("host");
+    while (at != text.npos && !isdigit(text[at + 4])) at = text.find("host", at + 1);
+    const std::string rest = at == text.npos ? "" : text.substr(at);
+    return rest.starts_with(fmt::format("host{}:", host)) ||
+           rest.starts_with(fmt::format("host{})", host));
   }
 
   // Whether the rank is, or was for long, without a way to act.
@@ -271,8 +274,7 @@ class Judge {
         // Before ranks reach each other, they know the service alone.
         if (!k) return text.find("host") != text.npos;
         // It takes two and a half heartbeats to miss the service.
-        if (schedule_.timeout < 2500ms && schedule_.hosts[size_t(rank)] == f.host)
-          return text.find("host") != text.npos;
+        if (schedule_.timeout < 2500ms) return text.find("host") != text.npos;
         return schedule_.num_hosts() < 3 ? text.find("host") != text.npos
                                          : accuses_host(text, f.host);
       case Fault::Kind::part:
@@ -344,7 +346,7 @@ class Judge {
                    const std::string& error, const char* what) {
     const std::string text = head_of(error);
     if (lethal_.empty()) return;  // see check_ending
-    if (takes_for_dead(text))
+    if (!is_held(rank) && takes_for_dead(text))
       violated("rank {} {} an error that takes a rank for dead that has left: {}", rank, what,
                text);
     for (const size_t f : lethal_)
@@ -378,7 +380,9 @@ class Judge {
     else
       check_error(rank, s.again->operation, s.again->ended, *s.again->code, s.again->error,
                   "gets in a later call");
-    if (s.again->ended - s.again->began > kPublished && !is_held(rank))
+    // A group that could not be made leaves the others as they are.
+    const bool is_new = operation(*s.again).kind == Kind::duplicate;
+    if (s.again->ended - s.again->began > kPublished && !is_held(rank) && !is_new)
       violated("rank {}: a later call waits for {:.0f} ms", rank,
                ms(s.again->ended - s.again->began));
   }
@@ -395,17 +399,31 @@ class Judge {
     const Operation& o = operation(call);
     nanoseconds limit = began + timeout_of(o) + kBeyondDeadline;
     if (is_cut_) return limit + extra_;  // news may not get here
+    const bool is_served = std::ranges::none_of(lethal_, [&](size_t f) {
+      const Fault& fault = faults()[f];
+      return fault.kind == Fault::Kind::kill_service ||
+             (fault.kind == Fault::Kind::suspend && fault.rank == 0 && schedule_.chief_serves);
+    });
     for (const size_t f : lethal_) {
       const Fault& fault = faults()[f];
       const nanoseconds since = std::max(began, *trial_.injected[f]);
       switch (fault.kind) {
         case Fault::Kind::kill:
-          if (is_member(fault.rank, rank, call.operation))
+          if (is_served && is_member(fault.rank, rank, call.operation))
             limit = std::min(limit,
                              since + (fault.rank == 0 && schedule_.chief_serves ? kServiceMissed
                                                                                 : kWithinASecond));
           break;
-        case Fault::Kind::kill_service: limit = std::min(limit, since + kServiceMissed); break;
+        case Fault::Kind::suspend:
+          if ((is_served || lethal_.size() == 1) && is_member(fault.rank, rank, call.operation) &&
+              fault.lasts > schedule_.heartbeat_timeout + 2s)
+            limit = std::min(limit, since + schedule_.heartbeat_timeout + 2s);
+          break;
+        case Fault::Kind::kill_service:
+          // Groups go on without the chief.
+          if (!schedule_.chief_serves || is_member(0, rank, call.operation))
+            limit = std::min(limit, since + kServiceMissed);
+          break;
         case Fault::Kind::abort:
           if (is_member(fault.rank, rank, call.operation))
             limit = std::min(limit, since + kWithinASecond);

@@ -258,6 +258,11 @@ class Drawing {
     if (hosts() == 1 && (fault.kind == cut_off || fault.kind == mute || fault.kind == deafen ||
                          fault.kind == part || fault.kind == slow))
       fault.kind = kill;
+    // A process is suspended once: to resume it is to end all its suspensions.
+    for (const Fault& other : schedule_.faults)
+      if ((fault.kind == suspend || fault.kind == suspend_all) &&
+          (other.kind == suspend || other.kind == suspend_all))
+        return;
     schedule_.faults.push_back(fault);
   }
 

@@ -316,6 +316,8 @@ class Player {
         if (!step(rank, k, groups)) break;
       while (!groups.pending.empty()) wait_for_first(rank, groups);
     } catch (const Error&) {
+      settle(rank, groups);
+      try_again(rank, groups);
       story.done = now();
       throw;
     }
@@ -373,10 +375,10 @@ class Player {
         finish(rank, number, buffers);
       }
     } catch (const Error& error) {
-      Call& failed = story.calls[number];
-      if (!failed.is_over) fail(rank, failed, error);
-      settle(rank, groups);
-      try_again(rank, k, group);
+      // It may be that of an operation before, in the background.
+      if (!is_pending(number, groups) && !story.calls[number].is_over &&
+          std::ranges::none_of(story.calls, [](const Call& call) { return bool(call.code); }))
+        fail(rank, story.calls[number], error);
       throw;
     }
     return true;
@@ -421,8 +423,18 @@ class Player {
       }
   }
 
-  void try_again(int rank, size_t k, Group& group) {
-    Call call{.operation = k, .began = now()};
+  static bool is_pending(size_t call, const Groups& groups) {
+    return std::ranges::any_of(groups.pending, [&](const Pending& p) { return p.call == call; });
+  }
+
+  // In the group that has failed.
+  void try_again(int rank, Groups& groups) {
+    const Story& story = trial_.ranks[size_t(rank)];
+    const auto failed =
+        std::ranges::find_if(story.calls, [](const Call& call) { return bool(call.code); });
+    if (failed == story.calls.end()) return;
+    Group& group = group_of(schedule().operations[failed->operation], groups);
+    Call call{.operation = failed->operation, .began = now()};
     try {
       group.barrier({.timeout = schedule().timeout});
       call.ended = now();
@@ -444,6 +456,9 @@ class Player {
   Work call(const Operation& operation, size_t k, int rank, Group& group, Groups& groups,
             Buffers& buffers) {
     const CommunicationOptions options{.timeout = schedule().timeout};
+    // A group is not left while it is at work.
+    if (operation.kind >= Kind::split)
+      while (!groups.pending.empty()) wait_for_first(rank, groups);
     if (operation.kind == Kind::split) {
       groups.part = groups.world->split(schedule().color(rank, k), -rank);
       return {};
