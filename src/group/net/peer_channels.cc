@@ -162,7 +162,8 @@ void PeerChannels::Transfers::settle(nanoseconds at_most) {
   const auto until = Clock::now() + at_most;
   while (!pending().empty() && Clock::now() < until) {
     channels_.transport_.sleep(nullptr, timing::kShortPoll);
-    channels_.transport_.progress();
+    channels_.control_->pump();
+    channels_.liveness_.check();  // a peer that never comes may have said why
   }
 }
 
