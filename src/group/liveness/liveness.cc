@@ -38,8 +38,7 @@ void Liveness::check_losses(const std::string& during, int ranks, int me,
     check();  // the lost rank may have said why before it went
     if (left(r)) continue;
     // Or it may have told the coordination service, which also knows soon if it did not.
-    const auto reason =
-        alarm_ ? await_reason([] { base::sleep_for(timing::kShortPoll); }) : std::nullopt;
+    const auto reason = await_reason();
     if (!reason || reason->code != ErrorCode::aborted)
       fail(r, ErrorCode::unavailable,
            fmt::format("{}: {} {}; {}", during, name(r), loss, progress(r, at(r))));
@@ -49,6 +48,10 @@ void Liveness::check_losses(const std::string& during, int ranks, int me,
 void Liveness::fail_since_left(const std::string& during, int rank, uint64_t at) const {
   fail(rank, ErrorCode::unavailable,
        fmt::format("{}: {} has left the group; {}", during, name(rank), progress(rank, at)));
+}
+
+std::optional<cluster::Failure> Liveness::await_reason() const {
+  return alarm_ ? await_reason([] { base::sleep_for(timing::kShortPoll); }) : std::nullopt;
 }
 
 std::optional<cluster::Failure> Liveness::await_reason(const std::function<void()>& sleep) const {

@@ -63,8 +63,9 @@ class Liveness {
 
   [[noreturn]] void fail_since_left(const std::string& during, int rank, uint64_t at) const;
 
-  // The failure of the job that explains a loss, if it becomes known in time. `sleep` passes a
-  // short time.
+  // The failure of the job that explains a loss, if there is a job and it becomes known in time.
+  std::optional<cluster::Failure> await_reason() const;
+  // `sleep` passes a short time.
   std::optional<cluster::Failure> await_reason(const std::function<void()>& sleep) const;
 
   // Warns of a wait that has become long, once, and fails at its deadline, unless missing() names

@@ -191,10 +191,14 @@ void Window::check_ranks(const std::string& during) const {
 
 void Window::check_wait(Wait& wait) const {
   const std::string during = described(wait.what, wait.number);
-  check();
+  liveness_.check_now(during);  // a rank may have left since the job has failed
   // A rank that left is missed only by ranks that wait for it; it may have done its part before.
-  if (blocks_[size_t(wait.peer)]->left.load() && !wait.over())
+  if (blocks_[size_t(wait.peer)]->left.load() && !wait.over()) {
+    // What it told the coordination service may come later than the mark in its memory.
+    if (const auto reason = liveness_.await_reason())
+      liveness_.fail(reason->code, fmt::format("{}: {}", during, reason->text));
     liveness_.fail_since_left(during, wait.peer, operation_of(wait.peer));
+  }
   check_ranks(during);
   const auto is_missing = [&](int r) {
     return wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer;
