@@ -116,8 +116,14 @@ void Job::stop_progress() {
 // What all ranks say of a new group.
 std::vector<std::string> Job::introduce(int group, const std::string& mine,
                                         const std::string& purpose) {
-  const std::vector<std::string> all =
-      link_->exchange(fmt::format("group {}", group), mine + "\n" + purpose);
+  std::vector<std::string> all;
+  try {
+    all = link_->exchange(fmt::format("group {}", group), mine + "\n" + purpose);
+  } catch (const Error&) {
+    // If the service is silent, the network of this host may be the reason.
+    if (const auto failure = this->failure()) throw_error(failure->code, failure->text);
+    throw;
+  }
   for (size_t r = 0; r < all.size(); ++r)
     if (const std::string theirs = all[r].substr(all[r].find('\n') + 1); theirs != purpose)
       throw InvalidArgumentError(fmt::format(
