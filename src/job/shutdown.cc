@@ -28,6 +28,7 @@ void linger(Transport& transport, std::chrono::nanoseconds time) {
 bool leave_network(ControlPlane& control, Link& link) {
   // What was sent last may still be on its way to ranks that are about to leave, too.
   const bool failed = link.alarm().load();
+  control.leave();
   control.transport().flush(timing::kLastFlush);
   const bool complete = !failed && !control.misses_a_rank();
   if (complete)

@@ -98,6 +98,17 @@ void ControlPlane::tell(int rank, const Notice& notice) {
   send(rank, notice);
 }
 
+void ControlPlane::leave() {
+  std::lock_guard lock(mutex_);
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_) send(rank, {.kind = Notice::Kind::leaving});
+}
+
+bool ControlPlane::has_left(int rank) const {
+  std::lock_guard lock(mutex_);
+  return receivers_[size_t(rank)].left;
+}
+
 void ControlPlane::probe() {
   std::lock_guard lock(mutex_);
   const auto now = Clock::now();
@@ -136,6 +147,8 @@ void ControlPlane::take(size_t rank, const Frame& frame) {
   if (std::ranges::find(remote_, int(rank)) != remote_.end()) heard_ = Clock::now();
   if (notice.kind == Notice::Kind::probe) {
     send(int(rank), {.kind = Notice::Kind::reply});
+  } else if (notice.kind == Notice::Kind::leaving && notice.group == 0) {
+    receivers_[rank].left = true;
   } else if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
     found->second->hear(int(rank), notice);
   } else if (notice.kind < Notice::Kind::waiting) {

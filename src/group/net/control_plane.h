@@ -30,7 +30,7 @@ class ControlPlane final : public Pump {
  public:
   // To all ranks of a group: it has failed, or the sender leaves it, is about to give up on
   // another rank, or shows the list that the others disagree with. A probe is of no group; the
-  // control plane of its receiver replies.
+  // control plane of its receiver replies. A rank that leaves no group leaves the job.
   struct Notice {
     // Those from `waiting` on are not true for long: they are not kept for a group made later.
     enum class Kind : uint32_t { failure, leaving, waiting, probe, reply, list };
@@ -83,6 +83,9 @@ class ControlPlane final : public Pump {
   // vain.
   bool misses_a_rank() const { return misses_a_rank_.load(); }
   size_t reserved() const;  // as that of Backend
+  // Tells all ranks that this one leaves the job, and with it every group.
+  void leave();
+  bool has_left(int rank) const;
   // Hears nothing from now on.
   void close();
 
@@ -104,6 +107,7 @@ class ControlPlane final : public Pump {
   struct Receiver {
     Transport::Message* message = nullptr;
     bool open = false;  // else nothing more comes from there
+    bool left = false;  // it has left the job
   };
   std::vector<Receiver> receivers_;  // by rank
   std::unique_ptr<Frame[]> frames_;  // for them; untouched until something comes

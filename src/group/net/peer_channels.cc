@@ -215,6 +215,8 @@ void PeerChannels::fail_since_lost(const Wait& wait) {
   if (const auto reason =
           liveness_.await_reason([&] { transport_.sleep(nullptr, timing::kPoll / 4); }))
     latch_.fail({reason->rank, reason->code, fmt::format("{}: {}", wait.during(), reason->text)});
+  if (has_left(wait.peer))
+    liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
   const std::string loss = transport_.loss(outer(wait.peer));
   liveness_.fail(wait.peer, ErrorCode::unavailable,
                  fmt::format("{}: {} is lost: the connection to it broke{}; {}", wait.during(),
@@ -272,6 +274,12 @@ void PeerChannels::announce(const Wait& wait, std::span<const int> peers) {
   tell_all({.group = group_.id,
             .kind = Notice::Kind::waiting,
             .culprit = peers.size() == 1 ? outer(peers.front()) : -1});
+}
+
+bool PeerChannels::has_left(int peer) const {
+  if (control_->has_left(outer(peer))) return true;
+  std::lock_guard lock(mutex_);
+  return left_.contains(peer);
 }
 
 bool PeerChannels::waits(int peer) const {

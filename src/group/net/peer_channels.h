@@ -162,6 +162,7 @@ class PeerChannels final : private ControlPlane::Listener {
   void hear(int from, const ControlPlane::Notice& notice) override;
   void tell_all(const ControlPlane::Notice& notice);
   void tell_failure(const cluster::Failure& failure);
+  bool has_left(int peer) const;
   bool waits(int peer) const;  // for another, as it announces
   [[noreturn]] void disagree(std::span<const int> peers);
   void show_list();
