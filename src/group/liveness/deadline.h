@@ -2,11 +2,13 @@
 // How much of the time that a call may wait has passed.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
 #include "base/running_time.h"
 #include "group/core/operation.h"
+#include "group/liveness/timing.h"
 
 namespace tutti::group {
 
@@ -33,6 +35,17 @@ class Deadline {
     return Due::nothing;
   }
   void has_warned() { warned_ = true; }
+  // Whether the caller gives up soon.
+  bool is_near() {
+    return limits_.timeout.count() &&
+           waited() > std::max(limits_.timeout / 2, limits_.timeout - timing::kAnnounceBefore);
+  }
+  // Whether it is to say now that it waits, for that reason.
+  bool is_to_announce() {
+    if (!is_near() || waited() - announced_ <= timing::kAnnounceEvery) return false;
+    announced_ = waited();
+    return true;
+  }
 
   std::chrono::nanoseconds waited() { return waited_->elapsed(); }
   std::chrono::nanoseconds timeout() const { return limits_.timeout; }
@@ -41,6 +54,7 @@ class Deadline {
   Timeouts limits_{};
   std::optional<base::RunningTime> waited_;
   bool warned_ = false;
+  std::chrono::nanoseconds announced_{};
 };
 
 }  // namespace tutti::group

@@ -38,8 +38,10 @@ constexpr nanoseconds kWriteFailure = milliseconds(100);
 constexpr nanoseconds kLetGo = milliseconds(200);
 
 // The rank nearest to the culprit speaks first: one on its host, then a rank that the culprit keeps
-// waiting on another host, then the ranks that wait for that one.
+// waiting on another host, then, if ranks on two hosts miss each other, those that others accuse,
+// then the ranks that wait for one of these.
 constexpr nanoseconds kSlackBetweenHosts = milliseconds(400);
+constexpr nanoseconds kSlackIfAccused = milliseconds(600);
 constexpr nanoseconds kSlackBehindAnother = milliseconds(800);
 // A rank announces that it waits from this long before its deadline on, this often: ranks that wait
 // for it know then that it is not the culprit. A rank that stops announcing is presumed suspended.
@@ -76,6 +78,7 @@ constexpr nanoseconds kLongestNoYield = milliseconds(128);
 static_assert(kGpuPoll <= kPoll && kPoll < base::RunningTime::kLook);
 static_assert(kPoll < kReason && kReason < kSlackBetweenHosts);
 static_assert(2 * kSlackBetweenHosts <= kSlackBehindAnother);
+static_assert(kSlackBetweenHosts < kSlackIfAccused && kSlackIfAccused < kSlackBehindAnother);
 static_assert(3 * kAnnounceEvery < kPresumedSuspended && kPresumedSuspended < kAnnounceBefore);
 static_assert(3 * kProbeEvery < kHeard);
 static_assert(2 * kPoll < kLastNotices && kLastNotices < kReason && kLastFlush < kServiceLinger);

@@ -20,6 +20,10 @@ using base::Clock;
 using std::chrono::nanoseconds;
 using Notice = ControlPlane::Notice;
 
+bool is_recent(const std::optional<Clock::time_point>& said) {
+  return said && Clock::now() - *said < timing::kPresumedSuspended;
+}
+
 }  // namespace
 
 PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> control,
@@ -42,6 +46,8 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
     else
       tell_failure(event.failure);
   });
+  // A rank that waits for one on its host is not to blame, either.
+  if (window_) window_->on_wait([this](Deadline& deadline) { announce(deadline, -1); });
   control_->add(group_.id, this);
 }
 
@@ -85,6 +91,8 @@ void PeerChannels::hear(int from, const Notice& notice) {
         waits_.erase(peer);
       else
         waits_[peer] = Clock::now();
+      if (std::ranges::find(group_.local, notice.culprit) != group_.local.end())
+        accused_ = Clock::now();
       break;
     case Notice::Kind::list: {
       std::vector<ListedTensor>& list = lists_[peer];
@@ -242,15 +250,12 @@ void PeerChannels::check_wait(const Wait& wait) {
     if (!wait.state.lost) wait.state.lost = now;
     if (now - *wait.state.lost > timing::kReason) fail_since_lost(wait);
   }
-  const nanoseconds timeout = wait.state.deadline.timeout();
-  const bool announces =
-      timeout.count() &&
-      wait.state.deadline.waited() > std::max(timeout / 2, timeout - timing::kAnnounceBefore);
-  if (!announces && wait.state.deadline.due() == Deadline::Due::nothing) return;
+  Deadline& deadline = wait.state.deadline;
+  if (!deadline.is_near() && deadline.due() == Deadline::Due::nothing) return;
   std::vector<int> peers;
   if (wait.transfers) peers = wait.transfers->pending();
   if (peers.empty()) peers = {wait.peer};
-  if (announces) announce(wait, peers);
+  announce(deadline, peers.size() == 1 ? outer(peers.front()) : -1);
   // Peers that wait themselves are not to blame, if there are others.
   const bool all_wait = std::ranges::all_of(peers, [&](int peer) { return waits(peer); });
   if (!all_wait) std::erase_if(peers, [&](int peer) { return waits(peer); });
@@ -260,20 +265,19 @@ void PeerChannels::check_wait(const Wait& wait) {
       all.add({liveness_.name(peer) + "; " + liveness_.progress(peer, operation_of(peer)), peer});
     return all;
   };
-  liveness_.check_deadline(wait.state.deadline,
-                           all_wait ? timing::kSlackBehindAnother : timing::kSlackBetweenHosts,
-                           wait.what, wait.number, missing, rank());
+  // Peers that wait for a rank of this host may not hear it: if its network is broken, they know
+  // better, and go first.
+  const nanoseconds slack = all_wait       ? timing::kSlackBehindAnother
+                            : is_accused() ? timing::kSlackIfAccused
+                                           : timing::kSlackBetweenHosts;
+  liveness_.check_deadline(deadline, slack, wait.what, wait.number, missing, rank());
 }
 
 // Shortly before its deadline this rank says that it waits, and for which peer.
-void PeerChannels::announce(const Wait& wait, std::span<const int> peers) {
-  const auto now = Clock::now();
-  if (wait.state.announced && now - *wait.state.announced <= timing::kAnnounceEvery) return;
-  wait.state.announced = now;
+void PeerChannels::announce(Deadline& deadline, int culprit) {
+  if (!deadline.is_to_announce()) return;
   control_->probe();
-  tell_all({.group = group_.id,
-            .kind = Notice::Kind::waiting,
-            .culprit = peers.size() == 1 ? outer(peers.front()) : -1});
+  tell_all({.group = group_.id, .kind = Notice::Kind::waiting, .culprit = culprit});
 }
 
 bool PeerChannels::has_left(int peer) const {
@@ -285,7 +289,12 @@ bool PeerChannels::has_left(int peer) const {
 bool PeerChannels::waits(int peer) const {
   std::lock_guard lock(mutex_);
   const auto said = waits_.find(peer);
-  return said != waits_.end() && Clock::now() - said->second < timing::kPresumedSuspended;
+  return said != waits_.end() && is_recent(said->second);
+}
+
+bool PeerChannels::is_accused() const {
+  std::lock_guard lock(mutex_);
+  return is_recent(accused_);
 }
 
 void PeerChannels::check_ranks(const std::string& during) {

@@ -26,6 +26,7 @@ struct GroupMembers {
   std::vector<int> ranks;  // of the job, by rank of the group
   int rank;                // of this process, in the group
   uint32_t id;
+  std::vector<int> local;  // of the job, on this host
 };
 
 class PeerChannels final : private ControlPlane::Listener {
@@ -126,8 +127,7 @@ class PeerChannels final : private ControlPlane::Listener {
   // Of one call, over all its waits.
   struct WaitState {
     Deadline deadline;
-    std::optional<std::chrono::steady_clock::time_point> lost = {};       // when the connection was
-    std::optional<std::chrono::steady_clock::time_point> announced = {};  // that it waits
+    std::optional<std::chrono::steady_clock::time_point> lost = {};  // when the connection was
   };
   // What a thread waits for.
   struct Wait {
@@ -158,12 +158,14 @@ class PeerChannels final : private ControlPlane::Listener {
   void await(Transport::Message*& message, const Wait& wait);
   [[noreturn]] void fail_since_lost(const Wait& wait);
   void check_wait(const Wait& wait);
-  void announce(const Wait& wait, std::span<const int> peers);
+  // `culprit`: the only rank of the job that is awaited, or -1.
+  void announce(Deadline& deadline, int culprit);
   void hear(int from, const ControlPlane::Notice& notice) override;
   void tell_all(const ControlPlane::Notice& notice);
   void tell_failure(const cluster::Failure& failure);
   bool has_left(int peer) const;
   bool waits(int peer) const;  // for another, as it announces
+  bool is_accused() const;     // a rank of this host, by a peer that announces that it waits
   [[noreturn]] void disagree(std::span<const int> peers);
   void show_list();
   std::vector<ListedTensor> list_of(int peer, const Greeting& greeting);
@@ -192,8 +194,9 @@ class PeerChannels final : private ControlPlane::Listener {
   std::map<int, std::vector<EarlyMessage>> unclaimed_;  // by sender
   // What peers say besides.
   mutable std::mutex mutex_;
-  using Times = std::map<int, std::chrono::steady_clock::time_point>;
-  Times left_, waits_;                              // when a peer said so last
+  using Time = std::chrono::steady_clock::time_point;
+  std::map<int, Time> left_, waits_;                // when a peer said so last
+  std::optional<Time> accused_;                     // when one last said that it waits for this host
   std::map<int, std::vector<ListedTensor>> lists_;  // that peers show
 };
 

@@ -200,6 +200,7 @@ void Window::check_wait(Wait& wait) const {
     liveness_.fail_since_left(during, wait.peer, operation_of(wait.peer));
   }
   check_ranks(during);
+  if (on_wait_) on_wait_(wait.deadline);
   const auto is_missing = [&](int r) {
     return wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer;
   };

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,6 +42,8 @@ class Window {
   const WaitGraph& wait_graph() const { return wait_graph_; }
   FailureLatch& latch() { return latch_; }
   const FailureLatch& latch() const { return latch_; }
+  // Called now and then by a thread that waits. Set before the window is used.
+  void on_wait(std::function<void(Deadline&)> hook) { on_wait_ = std::move(hook); }
 
   // A new operation, which all ranks must describe alike. Throws if the group has failed.
   // `list`: the tensors that errors name.
@@ -105,6 +108,7 @@ class Window {
   FailureLatch latch_;
   const Liveness liveness_;
   const WaitGraph wait_graph_;
+  std::function<void(Deadline&)> on_wait_;
   const bool crowded_;  // more ranks than cores
   const bool separate_processes_;
   std::atomic<std::chrono::steady_clock::time_point> no_yield_before_{};
