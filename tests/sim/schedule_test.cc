@@ -16,6 +16,7 @@
 namespace tutti::sim {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 bool is_long() {
@@ -45,6 +46,39 @@ TEST(FaultSchedules, HaveTheBitsOfOneProcessInAnyLayout) {
   const std::vector<Finding> findings =
       run({.first = 0, .last = is_long() ? 1'999u : 99u, .jobs = cores(), .faults = false});
   EXPECT_THAT(findings, IsEmpty()) << text_of(findings, " --none");
+}
+
+// Schedules that failed once. They stand for the same faults as long as drawing stays the same.
+class FoundSchedules : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(FoundSchedules, KeepTheFailureContract) {
+  const Schedule schedule = draw(GetParam());
+  EXPECT_THAT(run(schedule).violations, IsEmpty()) << schedule.to_string();
+}
+
+// A rank that settles a mismatch did not hear that the group had failed.
+INSTANTIATE_TEST_SUITE_P(LateNews, FoundSchedules, ::testing::Values(244, 1105, 1137, 1464));
+// Ranks took one that had left for the culprit, and not the one that it left for.
+INSTANTIATE_TEST_SUITE_P(MaskedReason, FoundSchedules,
+                         ::testing::Values(179, 804, 2091, 2270, 2337));
+// Ranks took one that had left for dead.
+INSTANTIATE_TEST_SUITE_P(TakenForDead, FoundSchedules,
+                         ::testing::Values(103, 658, 741, 761, 10031));
+// Ranks accused one that waited itself; those on a host that could not send accused the others.
+INSTANTIATE_TEST_SUITE_P(WrongCulprit, FoundSchedules,
+                         ::testing::Values(3477, 3778, 7610, 8307, 9404, 9549));
+
+TEST(FaultSchedules, SuspectTheOwnNetworkWhileAGroupIsMade) {
+  const Schedule schedule{
+      .seed = 1,
+      .hosts = {0, 1, 2},
+      .timeout = std::chrono::seconds(5),
+      .heartbeat_timeout = std::chrono::seconds(3),
+      .operations = {{.kind = Operation::Kind::barrier}, {.kind = Operation::Kind::duplicate}},
+      .faults = {{.kind = Fault::Kind::deafen, .host = 1, .operation = 1, .trigger = 1}}};
+  const Trial trial = run(schedule);
+  EXPECT_THAT(trial.violations, IsEmpty());
+  EXPECT_THAT(trial.ranks[1].error, HasSubstr("the network of its own host is cut off"));
 }
 
 TEST(FaultSchedules, OfTheSameSeedHaveTheSameTrace) {
