@@ -195,8 +195,8 @@ class PeerChannels final : private ControlPlane::Listener {
   // What peers say besides.
   mutable std::mutex mutex_;
   using Time = std::chrono::steady_clock::time_point;
-  std::map<int, Time> left_, waits_;                // when a peer said so last
-  std::optional<Time> accused_;                     // when one last said that it waits for this host
+  std::map<int, Time> left_, waits_;  // when a peer said so last
+  std::optional<Time> accused_;       // when one last said that it waits for this host
   std::map<int, std::vector<ListedTensor>> lists_;  // that peers show
 };
 
