@@ -196,7 +196,8 @@ void Window::check_wait(Wait& wait) const {
   if (blocks_[size_t(wait.peer)]->left.load() && !wait.over()) {
     // What it told the coordination service may come later than the mark in its memory.
     if (const auto reason = liveness_.await_reason())
-      liveness_.fail(reason->code, fmt::format("{}: {}", during, reason->text));
+      liveness_.latch().fail(
+          {reason->rank, reason->code, fmt::format("{}: {}", during, reason->text)});
     liveness_.fail_since_left(during, wait.peer, operation_of(wait.peer));
   }
   check_ranks(during);
