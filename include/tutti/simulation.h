@@ -12,7 +12,7 @@
 // The ranks run the library's own code, on the calling thread, in an order and at times that depend
 // on the seed alone. Waiting takes no time: a deadline of 30 s passes as soon as nothing else can
 // happen. A program waits by its group only; a rank that waits for another by other means (a mutex,
-// a thread of its own) waits for ever.
+// a thread of its own) never goes on.
 #pragma once
 
 #include <tutti/error.h>

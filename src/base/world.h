@@ -32,7 +32,8 @@ class World {
   virtual void spawn(std::function<void()> body) = 0;
   // What tells the thread that calls this from all others.
   virtual const void* thread() = 0;
-  // The process works on so many bytes. False: with lengths alone, so there are no bytes to touch.
+  // The process works on that number of bytes. False: with lengths alone, so there are no bytes to
+  // touch.
   virtual bool works_on(size_t bytes) = 0;
   virtual void log(LogLevel level, const std::string& text) = 0;
   // The job of the process; null before it has joined.
@@ -52,8 +53,8 @@ extern thread_local constinit World* world;
 // Of this thread; null: the machine.
 inline World* world() { return detail::world; }
 
-// Work on so many bytes: the world takes its time for it. True: it knows lengths alone, and there
-// is nothing to do.
+// Work on a number of bytes: the world takes its time for it. True: it knows lengths alone, and
+// there is nothing to do.
 inline bool is_length_only(size_t bytes) {
   World* const simulated = world();
   return simulated && !simulated->works_on(bytes);

@@ -19,7 +19,7 @@ using group::Collective;
 
 namespace {
 
-// Calls that are timed after the first; fewer if a call is so many messages.
+// Calls that are timed after the first; fewer if a call sends many messages.
 constexpr size_t kCalls = 3;
 constexpr uint64_t kManyMessages = 1'000'000, kTooManyMessages = 8'000'000;
 

@@ -125,7 +125,7 @@ void World::run_thread(const Event& event) {
 }
 
 World::Time World::now() {
-  if (unwinding_) now_ += std::chrono::milliseconds(1);  // so that no loop waits for ever
+  if (unwinding_) now_ += std::chrono::milliseconds(1);  // so that every loop with a deadline ends
   return now_;
 }
 
