@@ -59,24 +59,29 @@ int simulate_faults(const FaultOptions& options) {
   const bool is_terminal = isatty(STDERR_FILENO);
   double said = 0;
   const int cores = int(std::thread::hardware_concurrency());
-  const std::vector<sim::Finding> findings = sim::run(
-      {.first = first,
-       .last = last,
-       .jobs = options.jobs ? options.jobs : std::max(cores, 1),
-       .faults = faults,
-       .progress = [&](uint64_t done, uint64_t failed) {
-         if (seconds() - said < (is_terminal ? 0.2 : 5)) return;
-         said = seconds();
-         fmt::print(stderr, "{}{} of {} schedules, {} failed, {:.0f} s{}", is_terminal ? "\r" : "",
-                    done, last - first + 1, failed, said, is_terminal ? "" : "\n");
-       }});
+  const std::vector<sim::Finding> findings =
+      sim::run({.first = first,
+                .last = last,
+                .jobs = options.jobs ? options.jobs : std::max(cores, 1),
+                .faults = faults,
+                .progress =
+                    [&](uint64_t done, uint64_t failed) {
+                      if (seconds() - said < (is_terminal ? 0.2 : 5)) return;
+                      said = seconds();
+                      fmt::print(stderr, "{}{} of {} schedules, {} failed, {:.0f} s{}",
+                                 is_terminal ? "\r" : "", done, last - first + 1, failed, said,
+                                 is_terminal ? "" : "\n");
+                    },
+                .found =
+                    [&](const sim::Finding& finding) {
+                      fmt::print("seed {} failed:\n", finding.seed);
+                      for (const std::string& violation : finding.violations)
+                        fmt::print("  {}\n", violation);
+                      fmt::print("  again: tutti simulate --faults --seeds {0}:{0}{1} --trace\n",
+                                 finding.seed, faults ? "" : " --none");
+                      std::fflush(stdout);
+                    }});
   if (is_terminal && said > 0) fmt::print(stderr, "\n");
-  for (const sim::Finding& finding : findings) {
-    fmt::print("seed {} failed:\n", finding.seed);
-    for (const std::string& violation : finding.violations) fmt::print("  {}\n", violation);
-    fmt::print("  again: tutti simulate --faults --seeds {0}:{0}{1} --trace\n", finding.seed,
-               faults ? "" : " --none");
-  }
   fmt::print("{} schedules in {:.1f} s, {} failed\n", last - first + 1, seconds(), findings.size());
   return findings.empty() ? 0 : 1;
 }

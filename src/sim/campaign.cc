@@ -142,7 +142,10 @@ class Runner {
 
   void finish(Worker& worker) {
     worker.chunk.next = worker.current->seed + 1;
-    if (!worker.current->violations.empty()) findings_.push_back(std::move(*worker.current));
+    if (!worker.current->violations.empty()) {
+      if (campaign_.found) campaign_.found(*worker.current);
+      findings_.push_back(std::move(*worker.current));
+    }
     worker.current.reset();
     ++done_;
     if (campaign_.progress) campaign_.progress(done_, findings_.size());

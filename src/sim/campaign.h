@@ -20,6 +20,7 @@ struct Campaign {
   bool faults = true;            // else none goes wrong
   int seconds = 15;              // that one trial may take
   std::function<void(uint64_t done, uint64_t failed)> progress = {};
+  std::function<void(const Finding&)> found = {};  // at once
 };
 
 // What failed, by seed. Called on a process with one thread.
