@@ -181,10 +181,10 @@ std::string Job::isolation() const {
   const auto host_of = [](const std::string& address) {
     return address.substr(0, address.rfind(':'));
   };
-  const std::vector<std::string>& hosts = topology_->ranks->hosts;
-  if (host_of(boot_.address()) != host_of(service) ||
-      std::set(hosts.begin(), hosts.end()).size() < 3)
-    return {};
+  std::set<std::string> hosts;  // with ranks that could reply
+  for (int r = 0; r < size(); ++r)
+    if (!topology_->control->has_left(r)) hosts.insert(topology_->ranks->hosts[size_t(r)]);
+  if (host_of(boot_.address()) != host_of(service) || hosts.size() < 3) return {};
   return "hears no other host: the network of its own host is cut off";
 }
 

@@ -26,12 +26,6 @@ int index_of(const std::vector<int>& ranks, int rank) {
   return int(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
-std::vector<int> outer_ranks(std::span<const int> some, const std::vector<int>& ranks) {
-  std::vector<int> outer;
-  for (const int r : some) outer.push_back(ranks[size_t(r)]);
-  return outer;
-}
-
 // The index of a rank of the job among those on this host.
 int index_on_host(const JobTopology& job, int rank) {
   const std::vector<std::string>& hosts = job.ranks->hosts;
@@ -96,8 +90,7 @@ NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*
       ranks_(plan.ranks_),
       topology_(plan.topology_),
       latch_(connect_host(blocks)),
-      channels_({ranks_, topology_.rank, id, outer_ranks(topology_.local_ranks(), ranks_)},
-                job_->control,
+      channels_({ranks_, topology_.rank, id, topology_.host_of}, job_->control,
                 std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_),
                 window_ ? &*window_ : nullptr, latch_),
       algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks)) {}
@@ -143,7 +136,9 @@ void NetworkBackend::all_gather_uneven(const Description& what, const detail::Me
 }
 
 std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeouts timeouts) {
-  const Plan plan(job_, outer_ranks(ranks, ranks_));
+  std::vector<int> outer;
+  for (const int r : ranks) outer.push_back(ranks_[size_t(r)]);
+  const Plan plan(job_, outer);
   Introduction mine = plan.introduction();
   std::vector<Introduction> all(ranks_.size());
   const Description what{.kind = Collective::split};

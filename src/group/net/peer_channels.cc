@@ -20,9 +20,7 @@ using base::Clock;
 using std::chrono::nanoseconds;
 using Notice = ControlPlane::Notice;
 
-bool is_recent(const std::optional<Clock::time_point>& said) {
-  return said && Clock::now() - *said < timing::kPresumedSuspended;
-}
+bool is_recent(Clock::time_point said) { return Clock::now() - said < timing::kPresumedSuspended; }
 
 }  // namespace
 
@@ -91,8 +89,10 @@ void PeerChannels::hear(int from, const Notice& notice) {
         waits_.erase(peer);
       else
         waits_[peer] = Clock::now();
-      if (std::ranges::find(group_.local, notice.culprit) != group_.local.end())
-        accused_ = Clock::now();
+      if (is_on_this_host(notice.culprit))
+        accuses_[peer] = Clock::now();
+      else
+        accuses_.erase(peer);
       break;
     case Notice::Kind::list: {
       std::vector<ListedTensor>& list = lists_[peer];
@@ -267,9 +267,9 @@ void PeerChannels::check_wait(const Wait& wait) {
   };
   // Peers that wait for a rank of this host may not hear it: if its network is broken, they know
   // better, and go first.
-  const nanoseconds slack = all_wait       ? timing::kSlackBehindAnother
-                            : is_accused() ? timing::kSlackIfAccused
-                                           : timing::kSlackBetweenHosts;
+  const nanoseconds slack = all_wait            ? timing::kSlackBehindAnother
+                            : is_accused(peers) ? timing::kSlackIfAccused
+                                                : timing::kSlackBetweenHosts;
   liveness_.check_deadline(deadline, slack, wait.what, wait.number, missing, rank());
 }
 
@@ -292,9 +292,19 @@ bool PeerChannels::waits(int peer) const {
   return said != waits_.end() && is_recent(said->second);
 }
 
-bool PeerChannels::is_accused() const {
+bool PeerChannels::is_accused(std::span<const int> peers) const {
   std::lock_guard lock(mutex_);
-  return is_recent(accused_);
+  return std::ranges::any_of(accuses_, [&](const auto& accuser) {
+    const int host = group_.hosts[size_t(accuser.first)];
+    return is_recent(accuser.second) &&
+           std::ranges::any_of(peers, [&](int peer) { return group_.hosts[size_t(peer)] == host; });
+  });
+}
+
+bool PeerChannels::is_on_this_host(int of_job) const {
+  const auto found = std::ranges::find(group_.ranks, of_job);
+  return found != group_.ranks.end() &&
+         group_.hosts[size_t(found - group_.ranks.begin())] == group_.hosts[size_t(rank())];
 }
 
 void PeerChannels::check_ranks(const std::string& during) {

@@ -26,7 +26,7 @@ struct GroupMembers {
   std::vector<int> ranks;  // of the job, by rank of the group
   int rank;                // of this process, in the group
   uint32_t id;
-  std::vector<int> local;  // of the job, on this host
+  std::vector<int> hosts;  // by rank of the group: a number of its host
 };
 
 class PeerChannels final : private ControlPlane::Listener {
@@ -164,8 +164,10 @@ class PeerChannels final : private ControlPlane::Listener {
   void tell_all(const ControlPlane::Notice& notice);
   void tell_failure(const cluster::Failure& failure);
   bool has_left(int peer) const;
+  bool is_on_this_host(int of_job) const;
   bool waits(int peer) const;  // for another, as it announces
-  bool is_accused() const;     // a rank of this host, by a peer that announces that it waits
+  // A rank of this host, by one of the hosts of `peers`, which announces that it waits.
+  bool is_accused(std::span<const int> peers) const;
   [[noreturn]] void disagree(std::span<const int> peers);
   void show_list();
   std::vector<ListedTensor> list_of(int peer, const Greeting& greeting);
@@ -195,8 +197,8 @@ class PeerChannels final : private ControlPlane::Listener {
   // What peers say besides.
   mutable std::mutex mutex_;
   using Time = std::chrono::steady_clock::time_point;
-  std::map<int, Time> left_, waits_;  // when a peer said so last
-  std::optional<Time> accused_;       // when one last said that it waits for this host
+  // When a peer said last that it leaves, that it waits for another, for a rank of this host.
+  std::map<int, Time> left_, waits_, accuses_;
   std::map<int, std::vector<ListedTensor>> lists_;  // that peers show
 };
 
