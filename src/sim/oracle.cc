@@ -245,8 +245,23 @@ class Judge {
     return schedule_.hosts[0] != schedule_.hosts[size_t(rank)];
   }
 
+  // Those with ranks that had not left.
+  size_t hosts_at(nanoseconds time) const {
+    std::set<int> hosts;
+    for (int rank = 0; rank < schedule_.size(); ++rank)
+      if (!story(rank).done || *story(rank).done > time)
+        hosts.insert(schedule_.hosts[size_t(rank)]);
+    return hosts.size();
+  }
+
+  // A chief that is done stays for the others, and takes the service with it.
+  bool is_chief_gone(nanoseconds at) const {
+    const Story& chief = story(0);
+    return schedule_.chief_serves && chief.ending == Story::Ending::left && chief.ended <= at;
+  }
+
   // Whether a fault explains an error of this rank; `k`: its call, or none while it joins.
-  bool explains(size_t number, int rank, std::optional<size_t> k, ErrorCode code,
+  bool explains(size_t number, int rank, std::optional<size_t> k, nanoseconds at, ErrorCode code,
                 const std::string& text) const {
     const Fault& f = faults()[number];
     const bool is_unavailable = code == ErrorCode::unavailable;
@@ -275,8 +290,7 @@ class Judge {
         if (!k) return text.find("host") != text.npos;
         // It takes two and a half heartbeats to miss the service.
         if (schedule_.timeout < 2500ms) return text.find("host") != text.npos;
-        return schedule_.num_hosts() < 3 ? text.find("host") != text.npos
-                                         : accuses_host(text, f.host);
+        return hosts_at(at) < 3 ? text.find("host") != text.npos : accuses_host(text, f.host);
       case Fault::Kind::part:
         if (!is_late && !is_unavailable) return false;
         return accuses_host(text, f.host) || accuses_host(text, f.other);
@@ -350,7 +364,8 @@ class Judge {
       violated("rank {} {} an error that takes a rank for dead that has left: {}", rank, what,
                text);
     for (const size_t f : lethal_)
-      if (*trial_.injected[f] <= at && explains(f, rank, k, code, text)) return;
+      if (*trial_.injected[f] <= at && explains(f, rank, k, at, code, text)) return;
+    if (is_chief_gone(at) && text.find(service()) != text.npos) return;
     const bool is_local = std::ranges::any_of(lethal_, [&](size_t f) {
       const Fault::Kind kind = faults()[f].kind;
       // A death fails the groups that hold the rank.

@@ -367,7 +367,7 @@ class Player {
     Group& group = group_of(operation, groups);
     try {
       Buffers buffers;
-      Work work = call(operation, k, rank, group, groups, buffers);
+      Work work = this->call(operation, k, rank, group, groups, buffers);
       if (operation.in_background) {
         groups.pending.push_back({number, work, buffers});
         if (draw & 1) wait_for_first(rank, groups);
@@ -376,9 +376,13 @@ class Player {
       }
     } catch (const Error& error) {
       // It may be that of an operation before, in the background.
-      if (!is_pending(number, groups) && !story.calls[number].is_over &&
-          std::ranges::none_of(story.calls, [](const Call& call) { return bool(call.code); }))
-        fail(rank, story.calls[number], error);
+      Call& call = story.calls[number];
+      const bool is_first =
+          std::ranges::none_of(story.calls, [](const Call& other) { return bool(other.code); });
+      if (!is_pending(number, groups) && !call.is_over) {
+        call.is_dropped = !is_first;
+        if (is_first) fail(rank, call, error);
+      }
       throw;
     }
     return true;

@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(TakenForDead, FoundSchedules,
                          ::testing::Values(103, 658, 741, 761, 10031));
 // Ranks accused one that waited itself; those on a host that could not send accused the others.
 INSTANTIATE_TEST_SUITE_P(WrongCulprit, FoundSchedules,
-                         ::testing::Values(3477, 3778, 7610, 8307, 9404, 9549));
+                         ::testing::Values(3477, 3778, 7610, 8307, 9404, 9549, 21928, 25397));
 
 TEST(FaultSchedules, SuspectTheOwnNetworkWhileAGroupIsMade) {
   const Schedule schedule{
