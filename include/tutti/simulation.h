@@ -31,7 +31,7 @@
 namespace tutti {
 
 struct SimulationOptions {
-  int hosts = 1;  // ranks 0, 1, ... are on the first, the next as many on the second, and so on
+  int hosts = 1;  // the first ranks are on the first, the next about as many on the second, ...
   uint64_t seed = 1;
   // Of the network between hosts: how long a message takes besides its bytes, what it costs at each
   // end, how much longer it may take at random, and the bytes per second of a host.
@@ -51,9 +51,10 @@ class Simulation {
   // How a rank ended.
   struct Outcome {
     bool killed = false;
+    bool stuck = false;                  // it stays suspended, or waits for what never comes
     std::optional<ErrorCode> code = {};  // of the error that its program threw
     std::string error = {};              // its text
-    bool ok() const { return !killed && !code; }
+    bool ok() const { return !killed && !stuck && !code; }
   };
 
   Simulation(int ranks, const SimulationOptions& options);

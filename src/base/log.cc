@@ -61,6 +61,7 @@ void log(LogLevel level, std::string_view text) {
 }
 
 void log_once(LogLevel level, const std::string& text) {
+  if (world()) return log(level, text);  // the same in every run of a simulation
   {
     std::lock_guard lock(state().mutex);
     if (!state().said.insert(text).second) return;

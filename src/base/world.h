@@ -87,7 +87,6 @@ class Mutex {
   void lock() {
     if (!mutex_.try_lock()) lock_later();
   }
-  bool try_lock() { return mutex_.try_lock(); }
   void unlock() {
     mutex_.unlock();
     if (waiters_.load(std::memory_order_relaxed)) [[unlikely]]

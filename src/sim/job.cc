@@ -80,8 +80,7 @@ SimulatedJob::SimulatedJob(const Options& options) : options_(options), world_(o
   if (!options_.chief_serves)
     world_.start(launcher_, [this] {
       const auto service = hub_->serve();
-      base::Clock::time_point forever = base::Clock::time_point::max();
-      world_.wait(this, forever);  // until `this` ends
+      world_.wait(this, base::Clock::time_point::max());  // until the world ends
     });
 }
 
@@ -103,8 +102,12 @@ void SimulatedJob::start(int rank, std::function<void()> body,
         world_.job() = &job.emplace(membership, std::make_unique<SimulatedSite>(*this));
       try {
         body();
+      } catch (const World::Unwind&) {
+        throw;
       } catch (const std::exception&) {
         failed = std::current_exception();
+      } catch (...) {
+        failed = std::make_exception_ptr(InternalError("an exception of an unknown type"));
       }
       if (job) job->leave();
       world_.job() = nullptr;

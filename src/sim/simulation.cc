@@ -18,10 +18,15 @@ sim::SimulatedJob::Options options_for(int ranks, const SimulationOptions& optio
         fmt::format("simulated: {} ranks on {} hosts, expected 1 to {} ranks, and as many hosts at "
                     "most",
                     ranks, options.hosts, kMostSimulated));
+  const std::chrono::nanoseconds least{};
+  if (!(options.bandwidth > 0) || options.latency < least || options.overhead < least ||
+      options.jitter < least || options.heartbeat_timeout <= least)
+    throw InvalidArgumentError(
+        "simulated: expected a bandwidth and a heartbeat timeout above zero, and no negative "
+        "times");
   sim::SimulatedJob::Options job{.heartbeat_timeout = options.heartbeat_timeout,
                                  .chief_serves = options.chief_serves};
-  const int per_host = (ranks + options.hosts - 1) / options.hosts;
-  for (int r = 0; r < ranks; ++r) job.hosts.push_back(r / per_host);
+  for (int r = 0; r < ranks; ++r) job.hosts.push_back(r * options.hosts / ranks);
   job.world = {.seed = options.seed,
                .costs = {.latency = options.latency,
                          .overhead = options.overhead,
@@ -81,10 +86,10 @@ std::vector<Simulation::Outcome> Simulation::run(const std::function<void(Group)
   for (int rank = 0; rank < size(); ++rank)
     impl_->job.start(
         rank, [&] { program(Group::from_environment()); },
-        [this, rank](const std::exception* error) {
-          impl_->over[size_t(rank)] = true;
+        [impl = impl_.get(), rank](const std::exception* error) {
+          impl->over[size_t(rank)] = true;
           if (!error) return;
-          Outcome& outcome = impl_->outcomes[size_t(rank)];
+          Outcome& outcome = impl->outcomes[size_t(rank)];
           const auto* const own = dynamic_cast<const Error*>(error);
           outcome.code = own ? own->code() : ErrorCode::internal;
           outcome.error = error->what();
@@ -94,9 +99,12 @@ std::vector<Simulation::Outcome> Simulation::run(const std::function<void(Group)
       if (!impl_->is_done(rank)) return false;
     return true;
   });
-  for (int rank = 0; rank < size(); ++rank)
-    impl_->outcomes[size_t(rank)].killed =
-        !impl_->over[size_t(rank)] && !impl_->job.world().is_alive(impl_->job.process_of(rank));
+  for (int rank = 0; rank < size(); ++rank) {
+    if (impl_->over[size_t(rank)]) continue;
+    Outcome& outcome = impl_->outcomes[size_t(rank)];
+    outcome.killed = !impl_->job.world().is_alive(impl_->job.process_of(rank));
+    outcome.stuck = !outcome.killed;
+  }
   return impl_->outcomes;
 }
 
@@ -116,13 +124,15 @@ void Simulation::cut(int from_host, int to_host) {
 void Simulation::cut_off(int host) { impl_->job.cut_off(impl_->host(host, "cut_off")); }
 void Simulation::mend() { impl_->job.mend(); }
 void Simulation::slow_down(int host, double factor) {
+  if (!(factor > 0))
+    throw InvalidArgumentError(fmt::format("slow_down: {} times, expected more than 0", factor));
   impl_->job.world().slow_down(impl_->host(host, "slow_down"), factor);
 }
 void Simulation::at(std::chrono::nanoseconds time, std::function<void()> action) {
   sim::World& world = impl_->job.world();
   ++impl_->planned;
-  world.at(world.start_time() + time, [this, action = std::move(action)] {
-    --impl_->planned;
+  world.at(world.start_time() + time, [impl = impl_.get(), action = std::move(action)] {
+    --impl->planned;
     action();
   });
 }

@@ -53,7 +53,8 @@ class World final : public base::World {
   void start(int process, std::function<void()> body);
   // Until is_done(), or until nothing can happen any more. Asked after each event.
   void run(const std::function<bool()>& is_done);
-  // Ends what still waits, and does not come back from it. Nothing runs after this.
+  // Ends what still waits by this exception. Nothing runs after it.
+  struct Unwind {};
   void unwind();
   bool is_over() const { return unwinding_; }
 
@@ -144,7 +145,6 @@ class World final : public base::World {
   struct Link {
     Time out = {}, in = {};  // when it is free again
   };
-  struct Unwind {};
 
   void push(Time at, Thread* thread, std::function<void()>* action = nullptr);
   void run_thread(const Event& event);

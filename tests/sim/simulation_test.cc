@@ -105,6 +105,38 @@ TEST(Simulation, TellsOfARankThatStaysSuspended) {
     EXPECT_EQ(outcomes[size_t(rank)].code, ErrorCode::deadline_exceeded);
     EXPECT_THAT(outcomes[size_t(rank)].error, HasSubstr("for rank 1"));
   }
+  EXPECT_TRUE(outcomes[1].stuck);
+  EXPECT_FALSE(outcomes[1].ok());
+}
+
+TEST(Simulation, HasAsManyHostsAsAskedFor) {
+  Simulation ranks = Group::simulated(5, {.hosts = 4});
+  std::vector<int> on_host;
+  ranks.run([&](const Group& group) { on_host.push_back(group.local_size()); });
+  EXPECT_THAT(on_host, ::testing::UnorderedElementsAre(2, 2, 1, 1, 1));
+  EXPECT_NO_THROW(ranks.cut_off(3));
+}
+
+TEST(Simulation, KeepsItsPlansWhenItIsMoved) {
+  const auto make = [] {
+    Simulation ranks = Group::simulated(2);
+    auto counted = std::make_shared<int>(0);
+    ranks.at(1ms, [counted] { ++*counted; });
+    return std::pair(std::move(ranks), counted);
+  };
+  auto [ranks, counted] = make();
+  ranks.run([](const Group& group) { sum_often(group, 500); });
+  EXPECT_EQ(*counted, 1);
+}
+
+TEST(Simulation, EndsARankThatThrowsAnything) {
+  Simulation ranks = Group::simulated(2);
+  const auto outcomes = ranks.run([](const Group& group) {
+    if (group.rank() == 1) throw 1;
+    group.barrier(kThreeSeconds);
+  });
+  EXPECT_EQ(outcomes[1].code, ErrorCode::internal);
+  EXPECT_THAT(outcomes[0].error, HasSubstr("rank 1"));
 }
 
 TEST(Simulation, GoesOnAfterAShortSuspension) {
@@ -184,11 +216,14 @@ TEST(Simulation, IsSlowerWithASlowHost) {
 TEST(Simulation, RefusesWhatItCannotBe) {
   EXPECT_THROW(Group::simulated(0), InvalidArgumentError);
   EXPECT_THROW(Group::simulated(2, {.hosts = 3}), InvalidArgumentError);
+  EXPECT_THROW(Group::simulated(2, {.bandwidth = 0}), InvalidArgumentError);
+  EXPECT_THROW(Group::simulated(2, {.latency = -1ns}), InvalidArgumentError);
   Simulation ranks = Group::simulated(1);
   ranks.run([](const Group&) {});
   EXPECT_THROW(ranks.run([](const Group&) {}), FailedPreconditionError);
   EXPECT_THROW(ranks.kill(1), InvalidArgumentError);
   EXPECT_THROW(ranks.cut_off(1), InvalidArgumentError);
+  EXPECT_THROW(ranks.slow_down(0, 0), InvalidArgumentError);
 }
 
 }  // namespace
