@@ -85,7 +85,11 @@ void JobState::handle(int rank, const ToService& message, Time now) {
   if (const auto* const call = std::get_if<Exchange>(&message.body))
     return exchange({rank, message.id, call->timeout, deadline_after(now, call->timeout)}, *call);
   if (const auto* const abort = std::get_if<Abort>(&message.body)) return fail(abort->failure);
-  if (const auto* const report = std::get_if<Report>(&message.body)) return note(report->failure);
+  if (const auto* const report = std::get_if<Report>(&message.body)) {
+    if (!first_failure_) first_failure_ = report->failure;
+    reported_.try_emplace(rank, report->failure);
+    return;
+  }
   if (std::holds_alternative<Goodbye>(message.body)) leave(rank);
 }
 
@@ -153,12 +157,20 @@ void JobState::fail_what_needs_the_departed() {
   }
 }
 
-void JobState::note(const Failure& failure) {
-  if (!first_failure_) first_failure_ = failure;
+std::optional<Failure> JobState::first_failure() const {
+  std::optional<Failure> failure = first_failure_;
+  // Ranks that blame each other are as many at most.
+  for (size_t ranks = members_.size();
+       failure && failure->code == ErrorCode::deadline_exceeded && ranks > 0; --ranks) {
+    const auto own = reported_.find(failure->rank);
+    if (own == reported_.end() || own->second.code != ErrorCode::deadline_exceeded) break;
+    failure = own->second;
+  }
+  return failure;
 }
 
 void JobState::fail(const Failure& failure) {
-  note(failure);
+  if (!first_failure_) first_failure_ = failure;
   if (failure_) return;
   failure_ = failure;
   open_.clear();

@@ -53,8 +53,9 @@ class JobState {
   void tick(Time now);
   Time next_tick() const;
 
-  // The first failure that a rank reported, or that failed the job.
-  const std::optional<Failure>& first_failure() const { return first_failure_; }
+  // The first failure that a rank reported, or that failed the job. If it blames a rank that waited
+  // for another itself, that rank's failure.
+  std::optional<Failure> first_failure() const;
 
   bool empty() const;  // all ranks that came have left or are lost
   // When all ranks that are here will have been silent for longer than heartbeats are apart.
@@ -84,7 +85,6 @@ class JobState {
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
   void fail_what_needs_the_departed();
-  void note(const Failure& failure);
   void fail(const Failure& failure);  // the job
   void send_heartbeats(Time now);
   void lose_the_silent(Time now);
@@ -108,6 +108,7 @@ class JobState {
   Outlet& outlet_;
   std::vector<Member> members_;
   std::optional<Failure> failure_, first_failure_;
+  std::map<int, Failure> reported_;  // the first of each rank
   std::map<std::string, OpenExchange> open_;
   // Exchanges whose names are used up. A rank that comes late gets the error of one that failed.
   std::map<std::string, std::optional<Failure>> closed_;

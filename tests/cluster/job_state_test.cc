@@ -37,6 +37,10 @@ class Service : private JobState::Outlet {
     now_ += time;
     state_.tick(now_);
   }
+  void report(int rank, int culprit, ErrorCode code = ErrorCode::deadline_exceeded) {
+    state_.handle(rank, {.body = cluster::Report{{culprit, code, ""}}}, now_);
+  }
+  int blamed() const { return state_.first_failure()->rank; }
   void exchange(int rank, std::chrono::nanoseconds timeout) {
     state_.handle(rank, {.body = cluster::Exchange{"a", "", timeout}}, now_);
   }
@@ -127,6 +131,30 @@ TEST(JobState, AccusesTheOneHostThatItDoesNotHear) {
   Service service(kHosts, true);
   service.run(11, {0, 1});
   EXPECT_THAT(service.failure(), HasSubstr("rank 2 (10.0.0.3:1) is lost"));
+}
+
+TEST(JobState, BlamesTheRankThatTheBlamedWaitedFor) {
+  Service service(kOneHost);
+  service.report(1, 0);
+  EXPECT_EQ(service.blamed(), 0);
+  service.report(0, 2);
+  EXPECT_EQ(service.blamed(), 2);
+  service.report(0, 1);  // only what it met first
+  EXPECT_EQ(service.blamed(), 2);
+}
+
+TEST(JobState, BlamesOneOfThoseThatBlameEachOther) {
+  Service service(kOneHost);
+  service.report(1, 0);
+  service.report(0, 1);
+  EXPECT_THAT(service.blamed(), ::testing::AnyOf(0, 1));
+}
+
+TEST(JobState, BlamesTheDeadWhateverElseTheyWaitedFor) {
+  Service service(kOneHost);
+  service.report(1, 0, ErrorCode::unavailable);
+  service.report(0, 2);
+  EXPECT_EQ(service.blamed(), 0);
 }
 
 }  // namespace

@@ -234,9 +234,13 @@ class Job:
             if not self.hear(until - time.monotonic()) and self.ended:
                 raise Failed(f"all processes ended before their fault: {self.story()}")
 
+    def put(self, what):
+        """Puts a file where workers look for it."""
+        open(os.path.join(self.scratch, what), "w").close()
+
     def enough(self):
         """Ends a multiprocess_worker of "until" steps soon."""
-        open(os.path.join(self.scratch, "enough"), "w").close()
+        self.put("enough")
 
     def pids(self):
         return {event.pid for event in self.events}

@@ -9,6 +9,7 @@
 //   skip       leaves the operation out
 //   skip_last  leaves the last operation out, and ends as if all were well
 //   none       the driver kills or stops a rank; groups are made on the way, too
+//   stopped    the driver stops a rank; we wait for a file "all failed" before the second call
 //   whole      as none, but all ranks take part in every operation
 //   soak       nothing goes wrong; memory and descriptors are reported
 // Reports "start" at once, "ready" when the group is there, "fault" just before going wrong,
@@ -16,6 +17,7 @@
 // group, "wrong" for a wrong result, "done" at the end.
 #include <filesystem>
 #include <limits>
+#include <thread>
 
 #include "mixture.h"
 #include "report.h"
@@ -99,6 +101,9 @@ int run(const Task& task) {
       go_through(task, group);
     } catch (const Error& error) {
       report("error", rank, error);
+      // While others still wait for the stopped rank, another call of ours would fail theirs.
+      while (task.fault == "stopped" && !std::filesystem::exists("all failed"))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       try {
         group.barrier();
       } catch (const Error& again) {
