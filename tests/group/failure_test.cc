@@ -293,9 +293,8 @@ TEST_P(Absence, IsNoticedByEveryOperation) {
     const Groups ranks = std::get<0>(GetParam()).make(n);
     const Caught error = caught([&] { calls[cases[i].first](ranks[0], cases[i].second); });
     EXPECT_EQ(error.code, ErrorCode::deadline_exceeded) << i;
-    // If ranks 0 and 2 share a host, they meet before the others are missed.
-    EXPECT_THAT(error.text,
-                AnyOf(HasSubstr("waited 0.2 s for rank 1"), HasSubstr("waited 0.2 s for rank 2")));
+    // The first that it needs to hear, which are not the same in every layout.
+    EXPECT_THAT(error.text, ::testing::ContainsRegex("waited 0.2 s for rank [1-9]"));
   });
 }
 

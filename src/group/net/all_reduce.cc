@@ -1,116 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions between hosts.
 #include <array>
-#include <map>
 #include <optional>
 #include <utility>
 
-#include "group/net/collectives.h"
+#include "group/net/rounds.h"
 #include "kernels/reduce.h"
 
 namespace tutti::group {
-
-namespace {
-
-using Layout = ReductionLayout;
-using Part = FlatView::Part;
-
-// How the ranks of a host show their leaves in the window.
-struct Shown {
-  size_t base;    // byte of the view that comes first
-  size_t stride;  // from one leaf of a rank to the next
-  size_t bytes;   // that a rank shows at most
-};
-
-// The sums of a reduction: those of this host from its leaves, and the results from the values of
-// all hosts.
-class Sums {
- public:
-  using Range = Layout::Range;
-
-  Sums(const Layout& layout, const GroupTopology& topology, const Window* window)
-      : layout_(layout), topology_(topology), window_(window), host_(size_t(topology.my_host())) {}
-
-  // The values of this host for `mine`, into a message of those of `range`. Returns its size.
-  size_t make_values(Range range, Range mine, std::byte* to, const Shown& shown) {
-    return layout_.for_each_value(host_, range, [&](size_t index, const Part& part, size_t at) {
-      const size_t begin = std::max(part.at, mine.begin);
-      const size_t end = std::min(part.at + part.bytes, mine.end);
-      if (begin >= end) return;
-      const Subtree& subtree = layout_.subtrees().by_host[host_][index];
-      const DType dtype = part.piece.dtype;
-      inputs_.clear();
-      for (size_t leaf = subtree.first; leaf < subtree.first + subtree.leaves; ++leaf)
-        inputs_.push_back(leaf_at(leaf, part, shown) + (begin - part.at));
-      sum_of(dtype).partial(
-          inputs_,
-          to + at + (begin - part.at) / size_of(dtype) * value_size(subtree, layout_.op(), dtype),
-          int64_t((end - begin) / size_of(dtype)));
-    });
-  }
-
-  // If the only value of a range is this rank's own data, that as it lies; else null.
-  const std::byte* ready_value(Range range) const {
-    const std::vector<Subtree>& subtrees = layout_.subtrees().by_host[host_];
-    if (window_ || subtrees.size() != 1 || subtrees[0].leaves != 1) return nullptr;
-    const auto part = layout_.only_part(range);
-    return part ? leaf_at(subtrees[0].first, *part, {}) : nullptr;
-  }
-
-  // `from`: the messages of all hosts.
-  void combine(Range range, const std::vector<const std::byte*>& from, std::byte* result) {
-    // Where each value of each part begins, in the order of the leaves.
-    std::vector<std::vector<std::vector<const std::byte*>>> values(layout_.hosts());
-    for (size_t h = 0; h < layout_.hosts(); ++h) {
-      values[h].resize(layout_.subtrees().by_host[h].size());
-      layout_.for_each_value(h, range, [&](size_t index, const Part&, size_t at) {
-        values[h][index].push_back(from[h] + at);
-      });
-    }
-    size_t number = 0;
-    layout_.for_each_result(range, [&](const Part& part, size_t at) {
-      inputs_.clear();
-      for (const HostSubtrees::Value& value : layout_.subtrees().order)
-        inputs_.push_back(values[value.host][value.index][number]);
-      void* const output = result + at;
-      sum_of(part.piece.dtype).finish(layout_.subtrees().all, inputs_, {&output, 1}, part.count());
-      ++number;
-    });
-  }
-
- private:
-  // A leaf's data in this process's reach: its own, or what is shown in the window.
-  const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown) const {
-    const FlatView& view = layout_.view();
-    if (!window_) return bytes_of(part.piece.inputs[view.index_in_rank(leaf)]) + part.first;
-    const int local = int(topology_.local_index(view.owner(leaf)));
-    return window_->shown(local, shown.bytes) + view.index_in_rank(leaf) * shown.stride +
-           (part.at - shown.base);
-  }
-  TreeSum& sum_of(DType dtype) {
-    const auto found = sums_.find(dtype);
-    return found != sums_.end()
-               ? found->second
-               : sums_.try_emplace(dtype, layout_.op(), dtype, layout_.view().leaves())
-                     .first->second;
-  }
-
-  const Layout& layout_;
-  const GroupTopology& topology_;
-  const Window* const window_;
-  const size_t host_;
-  std::map<DType, TreeSum> sums_;
-  std::vector<const void*> inputs_;
-};
-
-}  // namespace
 
 // One reduction, seen from one rank. The ranks of a host that do not lead it meet the others in the
 // window, and never touch the network.
 class NetworkCollectives::Reducer {
  public:
+  using Layout = ReductionLayout;
+  using Part = FlatView::Part;
+
   Reducer(NetworkCollectives& all, const LeafReduction& reduction)
-      : channels_(all.channels_),
+      : all_(all),
+        channels_(all.channels_),
         topology_(all.topology_),
         window_(all.window_),
         leaders_(all.leaders_),
@@ -123,7 +31,10 @@ class NetworkCollectives::Reducer {
         received_(all.received_),
         transfers_(channels_) {}
 
-  void run() { layout_.is_small() ? run_small() : run_blocks(); }
+  void run() {
+    if (layout_.way() != Way::direct) return run_rounds();
+    layout_.is_small() ? run_small() : run_blocks();
+  }
 
  private:
   using Range = Layout::Range;
@@ -184,6 +95,29 @@ class NetworkCollectives::Reducer {
       for (const int leader : leaders_) from[host_of(leader)] = channels_.told(leader);
       sums_.combine(range, from, result);
     }
+    if (window_) window_->next_phase();
+    take_results(range, window_ ? window_->shown(0, results) : result);
+  }
+
+  void run_rounds() {
+    const FlatView& view = layout_.view();
+    const Range range{0, view.bytes()};
+    const size_t shown = range.end * view.most_leaves(), results = layout_.result_bytes(range);
+    if (window_) {
+      view.copy_leaves(0, range.end, window_->mine(shown), range.end, 0);
+      window_->next_phase();
+    }
+    std::byte* const values =
+        window_ ? staged_values(0) : received_[3].at_least(layout_.value_bytes(me_, range));
+    const bool in_shares = window_ && layout_.way() == Way::halving;
+    const size_t workers = in_shares ? topology_.local_ranks().size() : 1;
+    if (in_shares || leads_)
+      sums_.make_values(range,
+                        Layout::share(range, topology_.local_index(channels_.rank()), workers),
+                        values, {0, range.end, shown});
+    if (in_shares) window_->next_phase();
+    std::byte* const result = window_ ? window_->mine(results) : received_[4].at_least(results);
+    if (leads_) Rounds(all_, layout_, sums_).run(values, result);
     if (window_) window_->next_phase();
     take_results(range, window_ ? window_->shown(0, results) : result);
   }
@@ -322,6 +256,7 @@ class NetworkCollectives::Reducer {
     });
   }
 
+  NetworkCollectives& all_;
   PeerChannels& channels_;
   const GroupTopology& topology_;
   Window* const window_;
@@ -347,15 +282,25 @@ void NetworkCollectives::all_reduce(const Description& what, const LeafReduction
 
 // Whether ranks that are alone on their hosts tell each other all of it with their greetings: there
 // is nothing to be cut, and no message besides.
-bool NetworkCollectives::fits_handshake(size_t bytes) const {
-  const size_t hosts = topology_.hosts.size();
-  return hosts == all_ranks_.size() &&
-         rounded_up(bytes) <= (hosts <= kFewHosts ? kMostTold : kSmallMessage);
+bool NetworkCollectives::fits_handshake(const detail::Memory& in, ReduceOp op) const {
+  const size_t hosts = topology_.hosts.size(), bytes = rounded_up(size_in_bytes(in));
+  if (hosts != all_ranks_.size() || bytes > (hosts <= kFewHosts ? kMostTold : kSmallMessage))
+    return false;
+  const size_t wide = size_of(partial_dtype(op, in.dtype)) / size_of(in.dtype);
+  return choose_way(
+             {.hosts = hosts,
+              .leaves_per_host = 1,
+              .bytes = bytes,
+              .direct_values = 1,
+              .wide = wide,
+              .most = std::max(wide, size_of(result_dtype(op, in.dtype)) / size_of(in.dtype)),
+              .most_told = kMostTold,
+              .sums_apart = has_partials(op, in.dtype)}) == Way::direct;
 }
 
 void NetworkCollectives::reduce(const Description& what, const GroupCall& call, Timeouts timeouts) {
   const bool wanted = call.kind == Collective::all_reduce || is_root(call);
-  if (fits_handshake(size_in_bytes(call.in))) {
+  if (fits_handshake(call.in, call.op)) {
     begin(what, timeouts);
     return all_at_once(call, wanted);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives between hosts; a file for each.
 //
-// Small data travels with the handshake, in one hop. A large reduction is cut into blocks, and a
+// Small data travels with the handshake: in one hop, or between many hosts in a logarithmic number
+// of rounds (plan/way.h chooses). A large reduction is cut into blocks, and a
 // block into a shard for each host: every host sends the subtrees that its ranks hold of a shard to
 // that shard's host, which finishes the sum and sends the result to all. Blocks overlap, so that
 // some travel while others are summed. The ranks of a host meet in their window, and the first of
@@ -45,6 +46,7 @@ class NetworkCollectives {
 
  private:
   class Reducer;
+  class Rounds;
   // Memory that is kept from one operation to the next. Only what is used of it is ever touched.
   class Scratch {
    public:
@@ -67,7 +69,7 @@ class NetworkCollectives {
 
   void begin(const Description& what, Timeouts timeouts, std::span<const Piece> list = {});
   void reduce(const Description& what, const GroupCall& call, Timeouts timeouts);  // or all_reduce
-  bool fits_handshake(size_t bytes) const;
+  bool fits_handshake(const detail::Memory& in, ReduceOp op) const;
   void all_at_once(const GroupCall& call, bool wanted);
   void broadcast(const GroupCall& call);
   void broadcast_large(std::byte* data, size_t bytes, int root);

@@ -24,30 +24,34 @@ std::byte* PeerChannels::greeting_from(int peer) const {
 const std::byte* PeerChannels::told(int peer) const { return greeting_from(peer) + kGreetingData; }
 std::byte* PeerChannels::to_tell(int peer) const { return greeting_to(peer) + kGreetingData; }
 
-PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> peers,
-                                   std::span<const size_t> bytes)
-    : channels_(channels), peers_(peers), hash_(channels.what_.hash()), transfers_(channels) {
+PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> to,
+                                   std::span<const size_t> bytes, std::span<const int> from)
+    : channels_(channels),
+      told_(to.size()),
+      from_(from),
+      hash_(channels.what_.hash()),
+      transfers_(channels) {
   const Greeting greeting{channels.number_, hash_, channels.what_};
   // Sends first: peers wait for these.
-  for (size_t i = 0; i < peers.size(); ++i) {
-    std::memcpy(channels.greeting_to(peers[i]), &greeting, sizeof(greeting));
-    transfers_.send(peers[i], MessageKind::handshake, channels.greeting_to(peers[i]),
+  for (size_t i = 0; i < to.size(); ++i) {
+    std::memcpy(channels.greeting_to(to[i]), &greeting, sizeof(greeting));
+    transfers_.send(to[i], MessageKind::handshake, channels.greeting_to(to[i]),
                     kGreetingData + (bytes.empty() ? 0 : bytes[i]));
   }
-  for (const int peer : peers) std::memset(channels.greeting_from(peer), 0, sizeof(Greeting));
-  for (const int peer : peers)
+  for (const int peer : from) std::memset(channels.greeting_from(peer), 0, sizeof(Greeting));
+  for (const int peer : from)
     transfers_.receive(peer, MessageKind::handshake, channels.greeting_from(peer), kGreetingBytes);
 }
 
 void PeerChannels::Handshake::finish() {
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    transfers_.wait(peers_.size() + i);
+  for (size_t i = 0; i < from_.size(); ++i) {
+    transfers_.wait(told_ + i);
     Greeting theirs;
-    std::memcpy(&theirs, channels_.greeting_from(peers_[i]), sizeof(theirs));
-    channels_.heard_[size_t(peers_[i])].store(theirs.number, std::memory_order_relaxed);
+    std::memcpy(&theirs, channels_.greeting_from(from_[i]), sizeof(theirs));
+    channels_.heard_[size_t(from_[i])].store(theirs.number, std::memory_order_relaxed);
     if (theirs.hash == hash_ && theirs.number == channels_.number_) continue;
     transfers_.settle(timing::kSettle);
-    channels_.disagree(peers_);
+    channels_.disagree(from_);
   }
   transfers_.wait_all();
 }

@@ -83,12 +83,17 @@ class PeerChannels final : private ControlPlane::Listener {
   class Handshake {
    public:
     Handshake(PeerChannels& channels, std::span<const int> peers,
-              std::span<const size_t> bytes = {});
+              std::span<const size_t> bytes = {})
+        : Handshake(channels, peers, bytes, peers) {}
+    // Tells some, and hears others.
+    Handshake(PeerChannels& channels, std::span<const int> to, std::span<const size_t> bytes,
+              std::span<const int> from);
     void finish();
 
    private:
     PeerChannels& channels_;
-    std::span<const int> peers_;
+    const size_t told_;
+    std::span<const int> from_;
     uint64_t hash_;
     Transfers transfers_;
   };
@@ -107,6 +112,7 @@ class PeerChannels final : private ControlPlane::Listener {
     handshake.finish();
   }
   const std::byte* told(int peer) const;
+  std::byte* to_tell(int peer) const;
 
   // Between two ranks, beside the collectives.
   void send(const Description& what, const detail::Memory& in, int64_t tag, Timeouts timeouts);
@@ -153,7 +159,6 @@ class PeerChannels final : private ControlPlane::Listener {
   void cancel(Transport::Message* message);
   std::byte* greeting_to(int peer) const;
   std::byte* greeting_from(int peer) const;
-  std::byte* to_tell(int peer) const;
   // Until it is over, and null.
   void await(Transport::Message*& message, const Wait& wait);
   [[noreturn]] void fail_since_lost(const Wait& wait);

@@ -28,14 +28,14 @@ void HostSubtrees::update(std::span<const int> new_owners, const GroupTopology& 
   owners.assign(new_owners.begin(), new_owners.end());
   single = now_single;
   const auto host_of = [&](size_t leaf) { return topology.host_of[size_t(owners[leaf])]; };
-  all = largest_subtrees(owners.size(), host_of, single);
   by_host.assign(topology.hosts.size(), {});
-  order.clear();
-  for (const Subtree& subtree : all) {
-    const size_t host = size_t(host_of(subtree.first));
-    order.push_back({subtree, host, by_host[host].size()});
-    by_host[host].push_back(subtree);
-  }
+  for (const Subtree& subtree : largest_subtrees(owners.size(), host_of, single))
+    by_host[size_t(host_of(subtree.first))].push_back(subtree);
+  const size_t hosts = topology.hosts.size();
+  leaves_per_host = owners.size() % hosts == 0 ? owners.size() / hosts : 0;
+  for (size_t leaf = 0; leaf < owners.size() && leaves_per_host; ++leaf)
+    if (size_t(host_of(leaf)) != leaf / leaves_per_host) leaves_per_host = 0;
+  if (leaves_per_host) doubling = doubling_of(topology.my_host(), int(hosts), leaves_per_host);
 }
 
 ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
@@ -58,6 +58,14 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
     values = std::max(values, here);
   }
 
+  way_ = choose_way({.hosts = hosts_,
+                     .leaves_per_host = subtrees_.leaves_per_host,
+                     .bytes = view_.bytes(),
+                     .direct_values = values,
+                     .wide = wide,
+                     .most = std::max({values, view_.most_leaves(), view_.widest()}),
+                     .most_told = kMostTold,
+                     .sums_apart = !single});
   small_ = view_.bytes() * std::max(values, view_.most_leaves()) <= kSmallMessage;
   // A little is soonest summed by every host: one hop instead of two.
   whole_ = small_ || (hosts_ == 2 && values == 1 && view_.bytes() <= kMuchForTwo) ||

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "group/net/topology.h"
+#include "group/plan/doubling.h"
 #include "group/plan/flat_view.h"
 #include "group/plan/tree.h"
+#include "group/plan/way.h"
 
 namespace tutti::group {
 
@@ -16,17 +18,14 @@ constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 // The subtrees that each host has all leaves of; kept between reductions, since most are alike.
 struct HostSubtrees {
-  struct Value {
-    Subtree subtree;
-    size_t host, index;
-  };
   void update(std::span<const int> new_owners, const GroupTopology& topology, bool now_single);
 
   std::vector<int> owners;
   bool single = false;
   std::vector<std::vector<Subtree>> by_host;
-  std::vector<Value> order;  // of all hosts, by their leaves
-  std::vector<Subtree> all;  // the same
+  // On each host, if they have as many, one host's after the other's; else 0.
+  size_t leaves_per_host = 0;
+  Doubling doubling;  // of this host, if so
 };
 
 // The same on all ranks.
@@ -46,7 +45,9 @@ class ReductionLayout {
   const HostSubtrees& subtrees() const { return subtrees_; }
   size_t hosts() const { return hosts_; }
 
-  // Whether all of it travels with the handshake, and whether every host sums all of a block.
+  Way way() const { return way_; }
+  // Going directly: whether all of it travels with the handshake, and whether every host sums all
+  // of a block.
   bool is_small() const { return small_; }
   bool is_whole() const { return whole_; }
   // Bytes that the values of a block, or its results, take at most.
@@ -69,7 +70,10 @@ class ReductionLayout {
   // f(index of the subtree, part, where it begins). Returns where the last one ends.
   template <class F>
   size_t for_each_value(size_t host, Range range, const F& f) const {
-    const std::vector<Subtree>& subtrees = subtrees_.by_host[host];
+    return for_each_value(subtrees_.by_host[host], range, f);
+  }
+  template <class F>
+  size_t for_each_value(std::span<const Subtree> subtrees, Range range, const F& f) const {
     size_t end = 0;
     for (size_t i = 0; i < subtrees.size(); ++i)
       view_.for_each_part(range.begin, range.end, [&](const Part& part) {
@@ -80,7 +84,10 @@ class ReductionLayout {
     return end;
   }
   size_t value_bytes(size_t host, Range range) const {
-    return for_each_value(host, range, [](size_t, const Part&, size_t) {});
+    return value_bytes(subtrees_.by_host[host], range);
+  }
+  size_t value_bytes(std::span<const Subtree> subtrees, Range range) const {
+    return for_each_value(subtrees, range, [](size_t, const Part&, size_t) {});
   }
   // A message of results: f(part, where it begins).
   template <class F>
@@ -104,6 +111,7 @@ class ReductionLayout {
   const FlatView view_;
   const size_t hosts_;
   const HostSubtrees& subtrees_;
+  Way way_;
   bool small_, whole_;
   size_t slot_, block_;
 };

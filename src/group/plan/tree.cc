@@ -105,6 +105,25 @@ void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t co
   }
 }
 
+void TreeSum::merge(std::span<const Subtree> subtrees, std::span<const void* const> values,
+                    const Subtree& wanted, void* out, int64_t count) {
+  const auto first = std::ranges::lower_bound(subtrees, wanted.first, {}, &Subtree::first);
+  const auto last =
+      std::ranges::lower_bound(subtrees, wanted.first + wanted.leaves, {}, &Subtree::first);
+  if (base::is_length_only(size_t(last - first + 1) * size_t(count) * size_of(partial_))) return;
+  if (last - first == 1) {
+    std::memcpy(out, values[size_t(first - subtrees.begin())],
+                size_t(count) * value_size(wanted, op_, dtype_));
+    return;
+  }
+  for (int64_t at = 0; at < count; at += kTile) {
+    const Tile tile{subtrees, values, at, std::min(kTile, count - at)};
+    std::memcpy(static_cast<std::byte*>(out) + at * int64_t(size_of(partial_)),
+                value_of(tile, wanted.first, wanted.leaves, 0),
+                size_t(tile.count) * size_of(partial_));
+  }
+}
+
 void TreeSum::finish(std::span<const Subtree> subtrees, std::span<const void* const> values,
                      std::span<void* const> outputs, int64_t count) {
   if (base::is_length_only((values.size() + outputs.size()) * size_t(count) * size_of(partial_)))

@@ -48,6 +48,10 @@ class TreeSum {
   // The value of a subtree from its leaves, in partial_dtype; for a single leaf, a copy of it.
   void partial(std::span<const void* const> leaves, void* out, int64_t count);
 
+  // The value of a subtree from those of smaller ones, or its own among `subtrees`.
+  void merge(std::span<const Subtree> subtrees, std::span<const void* const> values,
+             const Subtree& wanted, void* out, int64_t count);
+
   // All outputs from the values of all subtrees, which together hold every leaf, in their order.
   void finish(std::span<const Subtree> subtrees, std::span<const void* const> values,
               std::span<void* const> outputs, int64_t count);

@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/shm/collectives.h"
 
+#include "group/plan/way.h"
+
 namespace tutti::group {
-
-namespace {
-
-// A larger all_reduce is worth two phases: one to learn where everything lies, or to share out the
-// work.
-constexpr size_t kWhole = 64 << 10;
-
-}  // namespace
 
 void SharedMemoryCollectives::run(const Description& what, const GroupCall& call, Timeouts timeouts,
                                   std::span<const Piece> list) {
   if (call.kind == Collective::send) return window_.send(what, call.in, call.tag, timeouts);
   if (call.kind == Collective::recv) return window_.recv(what, call.out, call.tag, timeouts);
-  if (call.kind == Collective::all_reduce && size_in_bytes(call.in) > kWhole) {
+  if (call.kind == Collective::all_reduce &&
+      is_summed_in_shares(size_t(window_.size()), size_in_bytes(call.in))) {
     const void* const in = call.in.data;
     void* const out = call.out.data;
     const Piece piece{{&in, 1}, {&out, 1}, call.in.count, call.in.dtype};
@@ -44,8 +39,9 @@ void SharedMemoryCollectives::all_reduce(const Description& what, const LeafRedu
                                          Timeouts timeouts) {
   window_.begin(what, timeouts, reduction.pieces);
   const FlatView view(reduction, window_.rank(), window_.size());
-  if (view.bytes() * view.most_leaves() <= kWhole) return all_at_once(view);
-  in_place(view);
+  if (is_summed_in_shares(size_t(window_.size()), view.bytes() * view.most_leaves()))
+    return in_place(view);
+  all_at_once(view);
 }
 
 void SharedMemoryCollectives::show_parts(const GroupCall& call, size_t at, size_t now,

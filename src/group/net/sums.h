@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sums of a reduction between hosts.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "group/net/reduction_layout.h"
+#include "group/shm/window.h"
+
+namespace tutti::group {
+
+// How the ranks of a host show their leaves in the window.
+struct Shown {
+  size_t base;    // byte of the view that comes first
+  size_t stride;  // from one leaf of a rank to the next
+  size_t bytes;   // that a rank shows at most
+};
+
+// The sums of a reduction: those of this host from its leaves, and the results from the values of
+// all hosts.
+class Sums {
+ public:
+  using Layout = ReductionLayout;
+  using Range = Layout::Range;
+  using Part = FlatView::Part;
+
+  Sums(const Layout& layout, const GroupTopology& topology, const Window* window)
+      : layout_(layout), topology_(topology), window_(window), host_(size_t(topology.my_host())) {}
+
+  // The values of this host for `mine`, into a message of those of `range`. Returns its size.
+  size_t make_values(Range range, Range mine, std::byte* to, const Shown& shown) {
+    return layout_.for_each_value(host_, range, [&](size_t index, const Part& part, size_t at) {
+      const size_t begin = std::max(part.at, mine.begin);
+      const size_t end = std::min(part.at + part.bytes, mine.end);
+      if (begin >= end) return;
+      const Subtree& subtree = layout_.subtrees().by_host[host_][index];
+      const DType dtype = part.piece.dtype;
+      inputs_.clear();
+      for (size_t leaf = subtree.first; leaf < subtree.first + subtree.leaves; ++leaf)
+        inputs_.push_back(leaf_at(leaf, part, shown) + (begin - part.at));
+      sum_of(dtype).partial(
+          inputs_,
+          to + at + (begin - part.at) / size_of(dtype) * value_size(subtree, layout_.op(), dtype),
+          int64_t((end - begin) / size_of(dtype)));
+    });
+  }
+
+  // If the only value of a range is this rank's own data, that as it lies; else null.
+  const std::byte* ready_value(Range range) const {
+    const std::vector<Subtree>& subtrees = layout_.subtrees().by_host[host_];
+    if (window_ || subtrees.size() != 1 || subtrees[0].leaves != 1) return nullptr;
+    const auto part = layout_.only_part(range);
+    return part ? leaf_at(subtrees[0].first, *part, {}) : nullptr;
+  }
+
+  // `from`: the messages of all hosts.
+  void combine(Range range, const std::vector<const std::byte*>& from, std::byte* result) {
+    Known known;
+    for (size_t h = 0; h < layout_.hosts(); ++h)
+      add(known, layout_.subtrees().by_host[h], range, from[h]);
+    finish(known, range, result);
+  }
+
+  // Values of some subtrees, and where each of a range's parts lies.
+  struct Known {
+    std::vector<Subtree> subtrees = {};  // in the order of their leaves
+    std::vector<std::vector<const std::byte*>> at = {};
+  };
+  // A message of `subtrees` besides; none of them is known.
+  void add(Known& known, std::span<const Subtree> subtrees, Range range,
+           const std::byte* message) const {
+    std::vector<size_t> places;
+    for (const Subtree& subtree : subtrees) {
+      const auto place =
+          std::ranges::lower_bound(known.subtrees, subtree.first, {}, &Subtree::first);
+      places.push_back(size_t(place - known.subtrees.begin()));
+      known.at.emplace(known.at.begin() + ptrdiff_t(places.back()));
+      known.subtrees.insert(place, subtree);
+    }
+    layout_.for_each_value(subtrees, range, [&](size_t index, const Part&, size_t at) {
+      known.at[places[index]].push_back(message + at);
+    });
+  }
+  // A message of `wanted`, each of which is known or made of what is.
+  void merge(const Known& known, std::span<const Subtree> wanted, Range range, std::byte* to) {
+    size_t number = 0, before = 0;
+    layout_.for_each_value(wanted, range, [&](size_t index, const Part& part, size_t at) {
+      if (std::exchange(before, index) != index) number = 0;
+      take_inputs(known, number++);
+      sum_of(part.piece.dtype).merge(known.subtrees, inputs_, wanted[index], to + at, part.count());
+    });
+  }
+  // The results, if all leaves are known.
+  void finish(const Known& known, Range range, std::byte* result) {
+    size_t number = 0;
+    layout_.for_each_result(range, [&](const Part& part, size_t at) {
+      take_inputs(known, number++);
+      void* const output = result + at;
+      sum_of(part.piece.dtype).finish(known.subtrees, inputs_, {&output, 1}, part.count());
+    });
+  }
+
+ private:
+  void take_inputs(const Known& known, size_t part) {
+    inputs_.clear();
+    for (const auto& at : known.at) inputs_.push_back(at[part]);
+  }
+  // A leaf's data in this process's reach: its own, or what is shown in the window.
+  const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown) const {
+    const FlatView& view = layout_.view();
+    if (!window_) return bytes_of(part.piece.inputs[view.index_in_rank(leaf)]) + part.first;
+    const int local = int(topology_.local_index(view.owner(leaf)));
+    return window_->shown(local, shown.bytes) + view.index_in_rank(leaf) * shown.stride +
+           (part.at - shown.base);
+  }
+  TreeSum& sum_of(DType dtype) {
+    const auto found = sums_.find(dtype);
+    return found != sums_.end()
+               ? found->second
+               : sums_.try_emplace(dtype, layout_.op(), dtype, layout_.view().leaves())
+                     .first->second;
+  }
+
+  const Layout& layout_;
+  const GroupTopology& topology_;
+  const Window* const window_;
+  const size_t host_;
+  std::map<DType, TreeSum> sums_;
+  std::vector<const void*> inputs_;
+};
+
+}  // namespace tutti::group

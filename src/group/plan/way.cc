@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group/plan/way.h"
+
+#include <algorithm>
+
+#include "group/plan/doubling.h"
+
+namespace tutti::group {
+
+namespace {
+
+// Beyond this a direct exchange is cut into shards, which takes two more messages for each host.
+constexpr size_t kWholeDirect = 8 << 10;
+// Its blocks overlap, which the rounds of halving do not.
+constexpr double kOverlap = 0.7;
+// More is not worth rounds that do not overlap, nor the memory.
+constexpr size_t kMostHalved = 512 << 10;
+
+double cost_of_direct(const WayOptions& options, const WayCosts& costs) {
+  const double others = double(options.hosts - 1), bytes = double(options.bytes);
+  const double values = double(options.direct_values);
+  if (bytes * values <= kWholeDirect)
+    return costs.latency + others * (costs.message + bytes * values * (costs.byte + costs.sum));
+  const double moved = bytes * others / double(options.hosts);
+  return 3 * costs.latency + 3 * others * costs.message +
+         kOverlap * moved * ((values + 1) * costs.byte + values * costs.sum);
+}
+
+double cost_of_doubling(const WayOptions& options, const WayCosts& costs) {
+  const double values =
+      double(most_values_of_doubling(options.hosts, options.leaves_per_host) * options.wide);
+  return double(rounds_of_doubling(options.hosts)) *
+         (costs.latency + costs.message +
+          double(options.bytes) * values * (costs.byte + 3 * costs.sum));
+}
+
+double cost_of_halving(const WayOptions& options, const WayCosts& costs) {
+  const double moved = double(options.bytes) * (1 - 1 / double(options.hosts));
+  return 2 * double(rounds_of_doubling(options.hosts)) * (costs.latency + costs.message) +
+         moved * double(1 + options.wide) * costs.byte + 3 * moved * costs.sum;
+}
+
+// Within a host, in nanoseconds: a byte of one rank that another sums, and one that goes through
+// the window to be summed in shares; a phase, and what each rank adds to it.
+constexpr double kSummed = 0.14, kShared = 0.35, kPhase = 300, kPhaseOfRank = 150;
+// Two ranks sum as much either way; but a share stays in the nearest cache.
+constexpr size_t kMostWhole = 64 << 10;
+
+}  // namespace
+
+bool is_summed_in_shares(size_t ranks, size_t bytes) {
+  const double phase = kPhase + kPhaseOfRank * double(ranks);
+  return bytes > kMostWhole ||
+         double(bytes) * kSummed * double(ranks) > double(bytes) * kShared + 2 * phase;
+}
+
+std::optional<Way>& forced_way() {
+  static std::optional<Way> way;
+  return way;
+}
+
+Way choose_way(const WayOptions& options, const WayCosts& costs) {
+  if (options.hosts < 3 || !options.leaves_per_host || !options.sums_apart) return Way::direct;
+  const size_t values = most_values_of_doubling(options.hosts, options.leaves_per_host);
+  const bool can_double =
+      options.bytes * std::max(values * options.wide, options.most) <= options.most_told;
+  const bool can_halve = values == 1 && options.bytes * options.most <= kMostHalved;
+  const auto can = [&](Way way) {
+    return way == Way::direct || (way == Way::doubling ? can_double : can_halve);
+  };
+  if (forced_way()) return can(*forced_way()) ? *forced_way() : Way::direct;
+  Way best = Way::direct;
+  double least = cost_of_direct(options, costs);
+  const auto consider = [&](Way way, double cost) {
+    if (!can(way) || cost >= least) return;
+    best = way;
+    least = cost;
+  };
+  consider(Way::doubling, cost_of_doubling(options, costs));
+  consider(Way::halving, cost_of_halving(options, costs));
+  return best;
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way of a reduction, between hosts and within one: that which should take the least time.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+namespace tutti::group {
+
+enum class Way {
+  direct,    // every host tells every other its values, or those of its shard
+  doubling,  // all values, in a logarithmic number of rounds
+  halving,   // the same, of a half, a quarter, ... of the data; and the results back the same way
+};
+
+// In nanoseconds. All ranks choose by the same.
+struct WayCosts {
+  double latency = 1300;  // of a message
+  double message = 5700;  // at both ends together
+  double byte = 0.34;     // of a message, at both ends together
+  double sum = 0.1;       // of a byte that is summed
+};
+
+// What is to be reduced, as all ranks know it.
+struct WayOptions {
+  size_t hosts;
+  size_t leaves_per_host;  // 0: not as many on each, or not one host's after the other's
+  size_t bytes;            // of a leaf
+  size_t direct_values;    // values of each element that a host has
+  size_t wide;             // bytes of a value for each byte of a leaf
+  size_t most;             // bytes of leaves, values or results of a host for each byte of a leaf
+  size_t most_told;        // bytes that travel with a greeting
+  bool sums_apart;         // whether sums of some leaves can be told
+};
+Way choose_way(const WayOptions& options, const WayCosts& costs = {});
+
+// Whether the ranks of a host sum a share each, and show it in a phase more, instead of all of it.
+bool is_summed_in_shares(size_t ranks, size_t bytes);
+
+// For tests: every reduction that can goes this way.
+std::optional<Way>& forced_way();
+
+}  // namespace tutti::group

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every way of a reduction between hosts has the bits of one process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <tutti/simulation.h>
+
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "group/plan/way.h"
+
+namespace tutti::testing {
+namespace {
+
+using group::Way;
+
+// Each test sets it and runs in a process of its own.
+class Ways : public ::testing::TestWithParam<std::tuple<Way, int, int>> {
+ protected:
+  void SetUp() override { group::forced_way() = std::get<0>(GetParam()); }
+  void TearDown() override { group::forced_way().reset(); }
+};
+
+struct Case {
+  DType dtype;
+  ReduceOp op;
+  std::vector<int64_t> counts;  // of the tensors of a list
+};
+
+std::vector<Tensor> inputs_of(const Case& one, int rank) {
+  std::vector<Tensor> tensors;
+  for (const int64_t count : one.counts) {
+    tensors.push_back(Tensor::empty({count}, one.dtype));
+    for (int64_t i = 0; i < count; ++i) {
+      const float value =
+          one.dtype == DType::int32 ? float((rank * 7 + i) % 101) : 1.f / float(rank * 7 + i + 1);
+      if (one.dtype == DType::float32) tensors.back().span<float>()[size_t(i)] = value;
+      if (one.dtype == DType::int32) tensors.back().span<int32_t>()[size_t(i)] = int32_t(value);
+      if (one.dtype == DType::float64) tensors.back().span<double>()[size_t(i)] = value;
+    }
+  }
+  return tensors;
+}
+
+std::string bits_of(const std::vector<Tensor>& tensors) {
+  std::string bits;
+  for (const Tensor& tensor : tensors)
+    bits.append(static_cast<const char*>(tensor.const_data()), tensor.num_bytes());
+  return bits;
+}
+
+std::string in_one_process(const Case& one, int ranks) {
+  const std::vector<Group> groups = Group::in_process(ranks);
+  std::string bits;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank)
+      threads.emplace_back([&, rank] {
+        const std::vector<Tensor> data = inputs_of(one, rank);
+        groups[size_t(rank)].all_reduce(data, one.op);
+        if (rank == 0) bits = bits_of(data);
+      });
+  }
+  return bits;
+}
+
+TEST_P(Ways, HaveTheBitsOfOneProcess) {
+  const auto [way, hosts, per_host] = GetParam();
+  const int ranks = hosts * per_host;
+  const std::vector<Case> cases{{DType::float32, ReduceOp::SUM, {1}},
+                                {DType::float32, ReduceOp::MEAN, {3000}},
+                                {DType::float64, ReduceOp::SUM, {5, 700, 33}},
+                                {DType::float32, ReduceOp::SUM, {20'000}},
+                                {DType::int32, ReduceOp::MAX, {100}}};
+  std::vector<std::string> expected;
+  for (const Case& one : cases) expected.push_back(in_one_process(one, ranks));
+  const auto outcomes = Group::simulated(ranks, {.hosts = hosts}).run([&](const Group& group) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const std::vector<Tensor> data = inputs_of(cases[i], group.rank());
+      group.all_reduce(data, cases[i].op);
+      ASSERT_EQ(bits_of(data), expected[i]) << "case " << i << " on rank " << group.rank();
+    }
+  });
+  for (const auto& outcome : outcomes) ASSERT_TRUE(outcome.ok()) << outcome.error;
+}
+
+std::string name_of(const ::testing::TestParamInfo<Ways::ParamType>& info) {
+  const auto [way, hosts, per_host] = info.param;
+  const char* const names[] = {"Direct", "Doubling", "Halving"};
+  return names[int(way)] + std::to_string(hosts) + "x" + std::to_string(per_host);
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, Ways,
+    ::testing::Combine(::testing::Values(Way::direct, Way::doubling, Way::halving),
+                       ::testing::Values(2, 3, 5, 16, 17), ::testing::Values(1, 2, 3, 7)),
+    name_of);
+
+}  // namespace
+}  // namespace tutti::testing
