@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/net/collectives.h"
 
+#include "group/plan/doubling.h"
+#include "group/plan/way.h"
+
 namespace tutti::group {
 
 NetworkCollectives::NetworkCollectives(PeerChannels& channels, const GroupTopology& topology,
                                        Window* window, Staging staging)
     : channels_(channels), topology_(topology), window_(window), staging_(staging) {
-  for (int r = 0; r < channels.size(); ++r) {
-    all_ranks_.push_back(r);
-    if (r != channels.rank()) others_.push_back(r);
-  }
-  for (int h = 0; h < int(topology.hosts.size()); ++h)
-    if (h != topology.my_host()) leaders_.push_back(topology.leader(h));
+  const int ranks = channels.size(), hosts = int(topology.hosts.size());
+  for (int r = 0; r < ranks; ++r) all_ranks_.push_back(r);
+  // Each begins with the one that comes after it, so that no rank gets all messages at once.
+  for (int i = 1; i < ranks; ++i) others_.push_back((channels.rank() + i) % ranks);
+  for (int i = 1; i < hosts; ++i)
+    leaders_.push_back(topology.leader((topology.my_host() + i) % hosts));
 }
 
 NetworkCollectives::~NetworkCollectives() {
@@ -40,7 +43,7 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
     return reduce(what, call, timeouts);
   begin(what, timeouts, list);
   switch (call.kind) {
-    case Collective::barrier: return channels_.shake_hands(others_, window_);
+    case Collective::barrier: return barrier();
     case Collective::broadcast: return broadcast(call);
     case Collective::all_gather:
     case Collective::split:
@@ -53,6 +56,28 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
     case Collective::send:
     case Collective::recv: break;
   }
+}
+
+void NetworkCollectives::barrier() {
+  const int hosts = int(topology_.hosts.size());
+  if (choose_way({.hosts = size_t(hosts)}) == Way::direct)
+    return channels_.shake_hands(others_, window_);
+  if (window_) window_->next_phase();
+  if (topology_.leads()) {
+    const auto meet = [&](int to, int from) {
+      const int told = to < 0 ? 0 : topology_.leader(to),
+                heard = from < 0 ? 0 : topology_.leader(from);
+      PeerChannels::Handshake(channels_, {&told, size_t(to < 0 ? 0 : 1)}, {},
+                              {&heard, size_t(from < 0 ? 0 : 1)})
+          .finish();
+    };
+    const Doubling plan = doubling_of(topology_.my_host(), hosts, 1);
+    if (plan.gives_to >= 0) meet(plan.gives_to, plan.gives_to);
+    if (plan.takes_from >= 0) meet(-1, plan.takes_from);
+    for (const Doubling::Round& round : plan.rounds) meet(round.peer, round.peer);
+    if (plan.takes_from >= 0) meet(plan.takes_from, -1);
+  }
+  if (window_) window_->next_phase();
 }
 
 }  // namespace tutti::group

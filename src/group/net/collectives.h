@@ -71,6 +71,7 @@ class NetworkCollectives {
   void reduce(const Description& what, const GroupCall& call, Timeouts timeouts);  // or all_reduce
   bool fits_handshake(const detail::Memory& in, ReduceOp op) const;
   void all_at_once(const GroupCall& call, bool wanted);
+  void barrier();
   void broadcast(const GroupCall& call);
   void broadcast_large(std::byte* data, size_t bytes, int root);
   void gather(const GroupCall& call);  // to the root, or to all
@@ -113,8 +114,8 @@ class NetworkCollectives {
   std::array<Scratch, kBlocks> received_;
   HostSubtrees subtrees_;
   std::vector<int> all_ranks_;
-  std::vector<int> others_;   // all ranks but this
-  std::vector<int> leaders_;  // of the other hosts
+  std::vector<int> others_;   // all ranks but this, from the next one on
+  std::vector<int> leaders_;  // of the other hosts, from the next one on
   std::vector<const void*> leaves_;
 };
 

@@ -24,13 +24,13 @@ struct WayCosts {
 // What is to be reduced, as all ranks know it.
 struct WayOptions {
   size_t hosts;
-  size_t leaves_per_host;  // 0: not as many on each, or not one host's after the other's
-  size_t bytes;            // of a leaf
-  size_t direct_values;    // values of each element that a host has
-  size_t wide;             // bytes of a value for each byte of a leaf
-  size_t most;             // bytes of leaves, values or results of a host for each byte of a leaf
-  size_t most_told;        // bytes that travel with a greeting
-  bool sums_apart;         // whether sums of some leaves can be told
+  size_t leaves_per_host = 1;  // 0: not as many on each, or not one host's after the other's
+  size_t bytes = 0;            // of a leaf
+  size_t direct_values = 1;    // values of each element that a host has
+  size_t wide = 1;             // bytes of a value for each byte of a leaf
+  size_t most = 1;         // bytes of leaves, values or results of a host for each byte of a leaf
+  size_t most_told = 0;    // bytes that travel with a greeting
+  bool sums_apart = true;  // whether sums of some leaves can be told
 };
 Way choose_way(const WayOptions& options, const WayCosts& costs = {});
 
