@@ -15,7 +15,7 @@ enum class Way {
 
 // In nanoseconds. All ranks choose by the same.
 struct WayCosts {
-  double latency = 1300;  // of a message
+  double latency = 4000;  // of a message, and of waiting for the slower of two
   double message = 5700;  // at both ends together
   double byte = 0.34;     // of a message, at both ends together
   double sum = 0.1;       // of a byte that is summed
