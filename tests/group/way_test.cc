@@ -91,6 +91,7 @@ WayOptions of(size_t hosts, size_t bytes) {
           .wide = 1,
           .most = 1,
           .most_told = 32 << 10,
+          .most_halved = 8 << 20,
           .sums_apart = true};
 }
 
@@ -106,6 +107,8 @@ TEST(Way, OfManyHostsDependsOnTheSize) {
     EXPECT_EQ(choose_way(of(hosts, 128 << 10)), Way::halving);
     EXPECT_EQ(choose_way(of(hosts, 64 << 20)), Way::direct);
   }
+  EXPECT_EQ(choose_way(of(16, 1 << 20)), Way::direct);
+  EXPECT_EQ(choose_way(of(512, 1 << 20)), Way::halving);
   EXPECT_EQ(choose_way(of(17, 4)), Way::doubling);
   EXPECT_EQ(choose_way(of(17, 128 << 10)), Way::direct);  // halving is for powers of two
 }

@@ -295,6 +295,7 @@ bool NetworkCollectives::fits_handshake(const detail::Memory& in, ReduceOp op) c
               .wide = wide,
               .most = std::max(wide, size_of(result_dtype(op, in.dtype)) / size_of(in.dtype)),
               .most_told = kMostTold,
+              .most_halved = kMostTold,
               .sums_apart = has_partials(op, in.dtype)}) == Way::direct;
 }
 

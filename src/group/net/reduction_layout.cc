@@ -19,6 +19,8 @@ constexpr size_t kMuchForTwo = 256 << 10;
 // The least that a shard of a large reduction has, and the most that a block may take, in bytes.
 constexpr size_t kLeast = 256 << 10;
 constexpr size_t kMostStaged = 4 << 20;
+// The most that hosts of one rank halve in rounds.
+constexpr size_t kMostHalved = 8 << 20;
 
 }  // namespace
 
@@ -58,6 +60,8 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
     values = std::max(values, here);
   }
 
+  const bool shared =
+      std::ranges::any_of(topology.hosts, [](const auto& ranks) { return ranks.size() > 1; });
   way_ = choose_way({.hosts = hosts_,
                      .leaves_per_host = subtrees_.leaves_per_host,
                      .bytes = view_.bytes(),
@@ -65,13 +69,12 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
                      .wide = wide,
                      .most = std::max({values, view_.most_leaves(), view_.widest()}),
                      .most_told = kMostTold,
+                     .most_halved = shared ? kArea : kMostHalved,
                      .sums_apart = !single});
   small_ = view_.bytes() * std::max(values, view_.most_leaves()) <= kSmallMessage;
   // A little is soonest summed by every host: one hop instead of two.
   whole_ = small_ || (hosts_ == 2 && values == 1 && view_.bytes() <= kMuchForTwo) ||
            (hosts_ <= kFewHosts && view_.bytes() <= kMuchForFew);
-  const bool shared =
-      std::ranges::any_of(topology.hosts, [](const auto& ranks) { return ranks.size() > 1; });
   slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
   const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
   // Enough blocks that they overlap, unless they become so small that their number costs more.

@@ -13,8 +13,6 @@ namespace {
 constexpr size_t kWholeDirect = 8 << 10;
 // Its blocks overlap, which the rounds of halving do not.
 constexpr double kOverlap = 0.7;
-// More is not worth rounds that do not overlap, nor the memory.
-constexpr size_t kMostHalved = 512 << 10;
 
 double cost_of_direct(const WayOptions& options, const WayCosts& costs) {
   const double others = double(options.hosts - 1), bytes = double(options.bytes);
@@ -64,7 +62,7 @@ Way choose_way(const WayOptions& options, const WayCosts& costs) {
   const size_t values = most_values_of_doubling(options.hosts, options.leaves_per_host);
   const bool can_double =
       options.bytes * std::max(values * options.wide, options.most) <= options.most_told;
-  const bool can_halve = values == 1 && options.bytes * options.most <= kMostHalved;
+  const bool can_halve = values == 1 && options.bytes * options.most <= options.most_halved;
   const auto can = [&](Way way) {
     return way == Way::direct || (way == Way::doubling ? can_double : can_halve);
   };

@@ -30,6 +30,7 @@ struct WayOptions {
   size_t wide = 1;             // bytes of a value for each byte of a leaf
   size_t most = 1;         // bytes of leaves, values or results of a host for each byte of a leaf
   size_t most_told = 0;    // bytes that travel with a greeting
+  size_t most_halved = 0;  // bytes that there is memory for at once
   bool sums_apart = true;  // whether sums of some leaves can be told
 };
 Way choose_way(const WayOptions& options, const WayCosts& costs = {});
