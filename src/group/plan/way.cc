@@ -13,6 +13,8 @@ namespace {
 constexpr size_t kWholeDirect = 8 << 10;
 // Its blocks overlap, which the rounds of halving do not.
 constexpr double kOverlap = 0.7;
+// They copy values and results besides.
+constexpr double kHalvingWork = 3.5;
 
 double cost_of_direct(const WayOptions& options, const WayCosts& costs) {
   const double others = double(options.hosts - 1), bytes = double(options.bytes);
@@ -35,7 +37,7 @@ double cost_of_doubling(const WayOptions& options, const WayCosts& costs) {
 double cost_of_halving(const WayOptions& options, const WayCosts& costs) {
   const double moved = double(options.bytes) * (1 - 1 / double(options.hosts));
   return 2 * double(rounds_of_doubling(options.hosts)) * (costs.latency + costs.message) +
-         moved * double(1 + options.wide) * costs.byte + 3 * moved * costs.sum;
+         moved * double(1 + options.wide) * costs.byte + kHalvingWork * moved * costs.sum;
 }
 
 // Within a host, in nanoseconds: a byte of one rank that another sums, and one that goes through
