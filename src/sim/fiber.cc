@@ -10,6 +10,7 @@
 #include <utility>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #ifdef __SANITIZE_THREAD__
@@ -25,7 +26,12 @@ constexpr size_t kSlab = 64;  // stacks that are mapped at once
 }  // namespace
 
 Stacks::~Stacks() {
-  for (std::byte* const slab : slabs_) munmap(slab, kSlab * kBytes);
+  for (std::byte* const slab : slabs_) {
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(slab, kSlab * kBytes);  // others may get these addresses
+#endif
+    munmap(slab, kSlab * kBytes);
+  }
 }
 
 std::byte* Stacks::take() {

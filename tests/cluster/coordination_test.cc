@@ -13,6 +13,11 @@
 #include "cluster/coordination_support.h"
 #include "support/expect.h"
 
+#ifdef __SANITIZE_ADDRESS__
+// c-ares, which gRPC brings, keeps a few bytes.
+extern "C" const char* __lsan_default_suppressions() { return "leak:libcares\n"; }
+#endif
+
 namespace tutti {
 namespace {
 

@@ -160,7 +160,7 @@ class Job:
         inherited.pop("TF_CONFIG", None)
         name, value = MARK.split("=")
         if self.sanitized:  # the search for leaks may crash beside gRPC's threads, which are there to the end
-            inherited["ASAN_OPTIONS"] = "detect_leaks=0"
+            inherited["ASAN_OPTIONS"] = "detect_leaks=0:handle_segv=0:handle_abort=0:disable_coredump=0"
         output = tempfile.TemporaryFile()
         self.outputs.append(output)
         options.setdefault("stdin", subprocess.DEVNULL)
