@@ -38,6 +38,8 @@ std::vector<Tensor> inputs_of(const Case& one, int rank) {
           one.dtype == DType::int32 ? float((rank * 7 + i) % 101) : 1.f / float(rank * 7 + i + 1);
       if (one.dtype == DType::float32) tensors.back().span<float>()[size_t(i)] = value;
       if (one.dtype == DType::int32) tensors.back().span<int32_t>()[size_t(i)] = int32_t(value);
+      if (one.dtype == DType::bfloat16)  // from 1 to 2
+        static_cast<uint16_t*>(tensors.back().data())[i] = uint16_t(0x3f80 + (rank * 7 + i) % 128);
       if (one.dtype == DType::float64) tensors.back().span<double>()[size_t(i)] = value;
     }
   }
@@ -69,11 +71,10 @@ std::string in_one_process(const Case& one, int ranks) {
 TEST_P(Ways, HaveTheBitsOfOneProcess) {
   const auto [way, hosts, per_host] = GetParam();
   const int ranks = hosts * per_host;
-  const std::vector<Case> cases{{DType::float32, ReduceOp::SUM, {1}},
-                                {DType::float32, ReduceOp::MEAN, {3000}},
-                                {DType::float64, ReduceOp::SUM, {5, 700, 33}},
-                                {DType::float32, ReduceOp::SUM, {20'000}},
-                                {DType::int32, ReduceOp::MAX, {100}}};
+  const std::vector<Case> cases{
+      {DType::float32, ReduceOp::SUM, {1}},          {DType::float32, ReduceOp::MEAN, {3000}},
+      {DType::float64, ReduceOp::SUM, {5, 700, 33}}, {DType::float32, ReduceOp::SUM, {20'000}},
+      {DType::bfloat16, ReduceOp::MEAN, {77, 5000}}, {DType::int32, ReduceOp::MAX, {100}}};
   std::vector<std::string> expected;
   for (const Case& one : cases) expected.push_back(in_one_process(one, ranks));
   const auto outcomes = Group::simulated(ranks, {.hosts = hosts}).run([&](const Group& group) {
