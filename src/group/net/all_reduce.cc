@@ -72,15 +72,21 @@ class NetworkCollectives::Reducer {
     if (leads_) transfers_.wait_all();
   }
 
-  // With the handshake.
-  void run_small() {
+  // Shows this rank's leaves, whole. Returns the bytes of it that each rank has at most.
+  size_t show_all() {
     const FlatView& view = layout_.view();
-    const Range range{0, view.bytes()};
-    const size_t shown = range.end * view.most_leaves(), results = layout_.result_bytes(range);
+    const size_t bytes = view.bytes(), shown = bytes * view.most_leaves();
     if (window_) {
-      view.copy_leaves(0, range.end, window_->mine(shown), range.end, 0);
+      view.copy_leaves(0, bytes, window_->mine(shown), bytes, 0);
       window_->next_phase();
     }
+    return shown;
+  }
+
+  // With the handshake.
+  void run_small() {
+    const Range range{0, layout_.view().bytes()};
+    const size_t shown = show_all(), results = layout_.result_bytes(range);
     std::vector<std::byte> own(window_ ? 0 : results);
     std::byte* const result = window_ ? window_->mine(results) : own.data();
     if (leads_) {
@@ -100,13 +106,8 @@ class NetworkCollectives::Reducer {
   }
 
   void run_rounds() {
-    const FlatView& view = layout_.view();
-    const Range range{0, view.bytes()};
-    const size_t shown = range.end * view.most_leaves(), results = layout_.result_bytes(range);
-    if (window_) {
-      view.copy_leaves(0, range.end, window_->mine(shown), range.end, 0);
-      window_->next_phase();
-    }
+    const Range range{0, layout_.view().bytes()};
+    const size_t shown = show_all(), results = layout_.result_bytes(range);
     std::byte* const values =
         window_ ? staged_values(0) : received_[3].at_least(layout_.value_bytes(me_, range));
     const bool in_shares = window_ && layout_.way() == Way::halving;
