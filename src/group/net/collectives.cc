@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/net/collectives.h"
 
-#include "group/plan/doubling.h"
 #include "group/plan/way.h"
 
 namespace tutti::group {
 
 NetworkCollectives::NetworkCollectives(PeerChannels& channels, const GroupTopology& topology,
                                        Window* window, Staging staging)
-    : channels_(channels), topology_(topology), window_(window), staging_(staging) {
+    : channels_(channels),
+      topology_(topology),
+      window_(window),
+      staging_(staging),
+      meeting_(doubling_of(topology.my_host(), int(topology.hosts.size()), 1)) {
   const int ranks = channels.size(), hosts = int(topology.hosts.size());
   for (int r = 0; r < ranks; ++r) all_ranks_.push_back(r);
   // Each begins with the one that comes after it, so that no rank gets all messages at once.
@@ -59,8 +62,7 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
 }
 
 void NetworkCollectives::barrier() {
-  const int hosts = int(topology_.hosts.size());
-  if (choose_way({.hosts = size_t(hosts)}) == Way::direct)
+  if (choose_way({.hosts = topology_.hosts.size()}) == Way::direct)
     return channels_.shake_hands(others_, window_);
   if (window_) window_->next_phase();
   if (topology_.leads()) {
@@ -71,11 +73,10 @@ void NetworkCollectives::barrier() {
                               {&heard, size_t(from < 0 ? 0 : 1)})
           .finish();
     };
-    const Doubling plan = doubling_of(topology_.my_host(), hosts, 1);
-    if (plan.gives_to >= 0) meet(plan.gives_to, plan.gives_to);
-    if (plan.takes_from >= 0) meet(-1, plan.takes_from);
-    for (const Doubling::Round& round : plan.rounds) meet(round.peer, round.peer);
-    if (plan.takes_from >= 0) meet(plan.takes_from, -1);
+    if (meeting_.gives_to >= 0) meet(meeting_.gives_to, meeting_.gives_to);
+    if (meeting_.takes_from >= 0) meet(-1, meeting_.takes_from);
+    for (const Doubling::Round& round : meeting_.rounds) meet(round.peer, round.peer);
+    if (meeting_.takes_from >= 0) meet(meeting_.takes_from, -1);
   }
   if (window_) window_->next_phase();
 }

@@ -110,7 +110,8 @@ class NetworkCollectives {
   const GroupTopology& topology_;
   Window* const window_;
   Staging staging_;
-  Scratch own_staging_;  // if there is no window
+  const Doubling meeting_;  // of the hosts in a barrier
+  Scratch own_staging_;     // if there is no window
   std::array<Scratch, kBlocks> received_;
   HostSubtrees subtrees_;
   std::vector<int> all_ranks_;

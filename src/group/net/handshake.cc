@@ -26,19 +26,14 @@ std::byte* PeerChannels::to_tell(int peer) const { return greeting_to(peer) + kG
 
 PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> to,
                                    std::span<const size_t> bytes, std::span<const int> from)
-    : channels_(channels),
-      told_(to.size()),
-      from_(from),
-      hash_(channels.what_.hash()),
-      transfers_(channels) {
-  const Greeting greeting{channels.number_, hash_, channels.what_};
+    : channels_(channels), told_(to.size()), from_(from), transfers_(channels) {
+  const Greeting greeting{channels.number_, channels.hash_, channels.what_};
   // Sends first: peers wait for these.
   for (size_t i = 0; i < to.size(); ++i) {
     std::memcpy(channels.greeting_to(to[i]), &greeting, sizeof(greeting));
     transfers_.send(to[i], MessageKind::handshake, channels.greeting_to(to[i]),
                     kGreetingData + (bytes.empty() ? 0 : bytes[i]));
   }
-  for (const int peer : from) std::memset(channels.greeting_from(peer), 0, sizeof(Greeting));
   for (const int peer : from)
     transfers_.receive(peer, MessageKind::handshake, channels.greeting_from(peer), kGreetingBytes);
 }
@@ -49,20 +44,18 @@ void PeerChannels::Handshake::finish() {
     Greeting theirs;
     std::memcpy(&theirs, channels_.greeting_from(from_[i]), sizeof(theirs));
     channels_.heard_[size_t(from_[i])].store(theirs.number, std::memory_order_relaxed);
-    if (theirs.hash == hash_ && theirs.number == channels_.number_) continue;
+    if (theirs.hash == channels_.hash_ && theirs.number == channels_.number_) continue;
     transfers_.settle(timing::kSettle);
-    channels_.disagree(from_);
+    std::vector<int> heard(from_.begin(), from_.end());
+    for (const int silent : transfers_.pending()) std::erase(heard, silent);
+    channels_.disagree(heard);
   }
   transfers_.wait_all();
 }
 
 void PeerChannels::disagree(std::span<const int> peers) {
-  std::map<int, Greeting> all{{rank(), {number_, what_.hash(), what_}}};
-  for (const int peer : peers) {
-    Greeting theirs;
-    std::memcpy(&theirs, greeting_from(peer), sizeof(theirs));
-    if (theirs.number) all[peer] = theirs;
-  }
+  std::map<int, Greeting> all{{rank(), {number_, hash_, what_}}};
+  for (const int peer : peers) std::memcpy(&all[peer], greeting_from(peer), sizeof(Greeting));
   const auto one = all.begin();
   const auto other = std::ranges::find_if(all, [&](const auto& entry) {
     return entry.second.hash != one->second.hash || entry.second.number != one->second.number;
@@ -93,7 +86,7 @@ void PeerChannels::show_list() {
 
 // Empty if it does not come in time.
 std::vector<ListedTensor> PeerChannels::list_of(int peer, const Greeting& greeting) {
-  if (greeting.hash == what_.hash()) return listed(list_, kMostListed);  // the same as this rank's
+  if (greeting.hash == hash_) return listed(list_, kMostListed);  // the same as this rank's
   for (const auto until = Clock::now() + timing::kSettle; Clock::now() < until;) {
     {
       std::lock_guard lock(mutex_);

@@ -112,6 +112,7 @@ void PeerChannels::begin(const Description& what, Timeouts timeouts, std::span<c
   control_->dispatch();  // a rank that comes late gets the group's first failure, too
   wait_state_ = {Deadline(timeouts)};
   what_ = what;
+  hash_ = what.hash();
   list_ = list;
   ++number_;
   liveness_.check_at_start(what, number_);

@@ -94,7 +94,6 @@ class PeerChannels final : private ControlPlane::Listener {
     PeerChannels& channels_;
     const size_t told_;
     std::span<const int> from_;
-    uint64_t hash_;
     Transfers transfers_;
   };
 
@@ -173,7 +172,7 @@ class PeerChannels final : private ControlPlane::Listener {
   bool waits(int peer) const;  // for another, as it announces
   // A rank of this host, by one of the hosts of `peers`, which announces that it waits.
   bool is_accused(std::span<const int> peers) const;
-  [[noreturn]] void disagree(std::span<const int> peers);
+  [[noreturn]] void disagree(std::span<const int> peers);  // whose greetings are here
   void show_list();
   std::vector<ListedTensor> list_of(int peer, const Greeting& greeting);
   uint64_t operation_of(int peer) const { return heard_[size_t(peer)].load(); }
@@ -188,6 +187,7 @@ class PeerChannels final : private ControlPlane::Listener {
 
   uint64_t number_ = 0, sent_ = 0, received_ = 0;
   Description what_;
+  uint64_t hash_ = 0;            // of it
   std::span<const Piece> list_;  // of the operation
   WaitState wait_state_;
   const size_t greeting_stride_;

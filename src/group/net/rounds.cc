@@ -31,12 +31,11 @@ NetworkCollectives::Rounds::Range NetworkCollectives::Rounds::reduce(const std::
   Range range{0, layout_.view().bytes()};
   const std::byte* mine = values;
   if (plan_.takes_from >= 0) {
-    Sums::Known known;
-    sums_.add(known, plan_.own, range, values);
-    sums_.add(known, plan_.taken, range, take(plan_.takes_from));
+    sums_.add(known_, plan_.own, range, values);
+    sums_.add(known_, plan_.taken, range, take(plan_.takes_from));
     const std::vector<Subtree>& now = plan_.rounds[0].mine;
-    std::byte* const made = made_[1]->at_least(layout_.value_bytes(now, range));
-    sums_.merge(known, now, range, made);
+    std::byte* const made = place_for(0, layout_.value_bytes(now, range));
+    sums_.merge(known_, now, range, made);
     mine = made;
   }
   for (size_t i = 0; i < plan_.rounds.size(); ++i) {
@@ -46,20 +45,26 @@ NetworkCollectives::Rounds::Range NetworkCollectives::Rounds::reduce(const std::
     const std::byte* const theirs =
         exchange(round.peer, mine + value_at(round.mine, range.begin, given.begin),
                  layout_.value_bytes(round.mine, given), received_.at_least(expected), expected);
-    Sums::Known known;
-    sums_.add(known, round.mine, kept, mine + value_at(round.mine, range.begin, kept.begin));
-    sums_.add(known, round.theirs, kept, theirs);
+    known_.clear();
+    sums_.add(known_, round.mine, kept, mine + value_at(round.mine, range.begin, kept.begin));
+    sums_.add(known_, round.theirs, kept, theirs);
     range = kept;
     if (i + 1 == plan_.rounds.size()) {
-      sums_.finish(known, range, result + result_at(range.begin));
+      sums_.finish(known_, range, result + result_at(range.begin));
       break;
     }
     const std::vector<Subtree>& now = plan_.rounds[i + 1].mine;
-    std::byte* const made = made_[i % 2]->at_least(layout_.value_bytes(now, range));
-    sums_.merge(known, now, range, made);
+    std::byte* const made = place_for(i + 1, layout_.value_bytes(now, range));
+    sums_.merge(known_, now, range, made);
     mine = made;
   }
   return range;
+}
+
+std::byte* NetworkCollectives::Rounds::place_for(size_t round, size_t bytes) {
+  if (layout_.way() == Way::doubling)
+    return channels_.to_tell(topology_.leader(plan_.rounds[round].peer));
+  return made_[round % 2]->at_least(bytes);
 }
 
 // Back through the rounds: the host that has the other half of a range has its results.

@@ -32,6 +32,9 @@ class NetworkCollectives::Rounds {
   Halves halves_of(Range range, int peer) const;
   Range reduce(const std::byte* values, std::byte* result);  // returns the range of the results
   void spread(Range range, std::byte* result);
+  // Where this host's values before a round are made: if all of them travel with its greeting,
+  // there.
+  std::byte* place_for(size_t round, size_t bytes);
   // Where a range begins in a message of one that begins at `from`.
   size_t value_at(std::span<const Subtree> subtrees, size_t from, size_t at) const {
     return padded(layout_.value_bytes(subtrees, {from, at}));
@@ -49,6 +52,7 @@ class NetworkCollectives::Rounds {
   const Layout& layout_;
   const Doubling& plan_;
   Sums& sums_;
+  Sums::Known known_;
   Scratch& received_;
   Scratch* made_[2];
 };

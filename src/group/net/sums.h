@@ -64,24 +64,32 @@ class Sums {
     finish(known, range, result);
   }
 
-  // Values of some subtrees, and where each of a range's parts lies.
+  // Values of some subtrees, and where they lie: of each, all parts of a range.
   struct Known {
     std::vector<Subtree> subtrees = {};  // in the order of their leaves
-    std::vector<std::vector<const std::byte*>> at = {};
+    std::vector<const std::byte*> at = {};
+
+    void clear() {
+      subtrees.clear();
+      at.clear();
+    }
+    size_t parts() const { return at.size() / subtrees.size(); }
   };
   // A message of `subtrees` besides; none of them is known.
   void add(Known& known, std::span<const Subtree> subtrees, Range range,
            const std::byte* message) const {
-    std::vector<size_t> places;
-    for (const Subtree& subtree : subtrees) {
-      const auto place =
-          std::ranges::lower_bound(known.subtrees, subtree.first, {}, &Subtree::first);
-      places.push_back(size_t(place - known.subtrees.begin()));
-      known.at.emplace(known.at.begin() + ptrdiff_t(places.back()));
-      known.subtrees.insert(place, subtree);
-    }
+    size_t parts = 0, next = 0;
+    layout_.view().for_each_part(range.begin, range.end, [&](const Part&) { ++parts; });
+    if (!parts) return;
     layout_.for_each_value(subtrees, range, [&](size_t index, const Part&, size_t at) {
-      known.at[places[index]].push_back(message + at);
+      if (const Subtree& subtree = subtrees[index]; next % parts == 0) {
+        const auto place =
+            std::ranges::lower_bound(known.subtrees, subtree.first, {}, &Subtree::first);
+        next = size_t(place - known.subtrees.begin()) * parts;
+        known.subtrees.insert(place, subtree);
+        known.at.insert(known.at.begin() + ptrdiff_t(next), parts, nullptr);
+      }
+      known.at[next++] = message + at;
     });
   }
   // A message of `wanted`, each of which is known or made of what is.
@@ -106,7 +114,8 @@ class Sums {
  private:
   void take_inputs(const Known& known, size_t part) {
     inputs_.clear();
-    for (const auto& at : known.at) inputs_.push_back(at[part]);
+    for (size_t at = part; at < known.at.size(); at += known.parts())
+      inputs_.push_back(known.at[at]);
   }
   // A leaf's data in this process's reach: its own, or what is shown in the window.
   const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown) const {

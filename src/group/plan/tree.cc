@@ -18,6 +18,9 @@ constexpr int64_t kTile = 4096;  // elements; a few tiles stay in the nearest ca
 const std::byte* advanced(const void* data, int64_t elements, size_t each) {
   return static_cast<const std::byte*>(data) + elements * int64_t(each);
 }
+std::byte* advanced(void* data, int64_t elements, size_t each) {
+  return static_cast<std::byte*>(data) + elements * int64_t(each);
+}
 
 }  // namespace
 
@@ -38,8 +41,9 @@ TreeSum::TreeSum(ReduceOp op, DType dtype, size_t leaves)
 
 std::byte* TreeSum::scratch(size_t which) {
   if (scratch_.size() <= which) scratch_.resize(which + 1);
-  scratch_[which].resize(size_t(kTile) * 8);
-  return scratch_[which].data();
+  if (!scratch_[which])
+    scratch_[which] = std::make_unique_for_overwrite<std::byte[]>(size_t(kTile) * 8);
+  return scratch_[which].get();
 }
 
 // A tile of all values, and where it begins.
@@ -49,37 +53,31 @@ struct TreeSum::Tile {
   int64_t at, count;
 };
 
-// The value of [first, first + leaves) in partial_dtype: one of the given, or combined in a scratch
-// tile. Those of depth d and beyond are free.
-const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, size_t depth) {
+// The value of [first, first + leaves) in partial_dtype: one of the given as it lies, or combined
+// in `to`; if that is null, in the first of the scratch tiles that are free: those from `free` on.
+const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, size_t free,
+                              void* to) {
   const auto it = std::ranges::lower_bound(tile.subtrees, first, {}, &Subtree::first);
-  const size_t index = size_t(it - tile.subtrees.begin());
-  std::byte* const mine = scratch(2 * depth);
-  if (it->leaves == leaves) {
-    const std::byte* const data =
-        advanced(tile.values[index], tile.at, size_of(it->leaves == 1 ? dtype_ : partial_));
-    if (leaves > 1 || dtype_ == partial_) return data;
-    kernels::cast(data, dtype_, mine, partial_, tile.count);
-    return mine;
+  const bool given = it->leaves == leaves;
+  const std::byte* const data = given ? advanced(tile.values[size_t(it - tile.subtrees.begin())],
+                                                 tile.at, size_of(leaves == 1 ? dtype_ : partial_))
+                                      : nullptr;
+  if (given && (leaves > 1 || dtype_ == partial_)) return data;
+  if (!to) to = scratch(free++);
+  if (given) {
+    kernels::cast(data, dtype_, to, partial_, tile.count);
+    return to;
   }
   const size_t p = base::left_part(leaves);
-  // The left is kept while the right is worked out, one level deeper.
-  const void* left = value_of(tile, first, p, depth + 1);
-  if (left == scratch(2 * (depth + 1))) {
-    std::byte* const kept = scratch(2 * depth + 1);
-    std::memcpy(kept, left, size_t(tile.count) * size_of(partial_));
-    left = kept;
-  }
-  const void* const right = value_of(tile, first + p, leaves - p, depth + 1);
-  const void* const both[] = {left, right};
-  void* const output = mine;
+  const void* const both[] = {value_of(tile, first, p, free),
+                              value_of(tile, first + p, leaves - p, free + 1)};
   kernels::reduce_here({.inputs = both,
-                        .outputs = {&output, 1},
+                        .outputs = {&to, 1},
                         .count = tile.count,
                         .dtype = partial_,
                         .op = base::partial_op(op_)},
                        false);
-  return mine;
+  return to;
 }
 
 void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t count) {
@@ -99,9 +97,7 @@ void TreeSum::partial(std::span<const void* const> leaves, void* out, int64_t co
   for (size_t i = 0; i < leaves.size(); ++i) single.push_back({i, 1});
   for (int64_t at = 0; at < count; at += kTile) {
     const Tile tile{single, leaves, at, std::min(kTile, count - at)};
-    const void* const value = value_of(tile, 0, leaves.size(), 0);
-    std::memcpy(static_cast<std::byte*>(out) + at * int64_t(size_of(partial_)), value,
-                size_t(tile.count) * size_of(partial_));
+    value_of(tile, 0, leaves.size(), 0, advanced(out, at, size_of(partial_)));
   }
 }
 
@@ -118,9 +114,7 @@ void TreeSum::merge(std::span<const Subtree> subtrees, std::span<const void* con
   }
   for (int64_t at = 0; at < count; at += kTile) {
     const Tile tile{subtrees, values, at, std::min(kTile, count - at)};
-    std::memcpy(static_cast<std::byte*>(out) + at * int64_t(size_of(partial_)),
-                value_of(tile, wanted.first, wanted.leaves, 0),
-                size_t(tile.count) * size_of(partial_));
+    value_of(tile, wanted.first, wanted.leaves, 0, advanced(out, at, size_of(partial_)));
   }
 }
 
@@ -140,32 +134,27 @@ void TreeSum::finish(std::span<const Subtree> subtrees, std::span<const void* co
   const size_t each = size_of(result_);
   for (int64_t at = 0; at < count; at += kTile) {
     const Tile tile{subtrees, values, at, std::min(kTile, count - at)};
+    void* const unrounded = reduced == result_ ? nullptr : scratch(0);
     // At the top the two halves, or the one value that there is.
     inputs_.clear();
     if (subtrees.size() == 1) {
       inputs_.push_back(value_of(tile, 0, leaves_, 1));
     } else {
       const size_t p = base::left_part(leaves_);
-      const void* left = value_of(tile, 0, p, 2);
-      if (left == scratch(4)) {
-        std::memcpy(scratch(3), left, size_t(tile.count) * size_of(partial_));
-        left = scratch(3);
-      }
-      inputs_ = {left, value_of(tile, p, leaves_ - p, 2)};
+      inputs_.push_back(value_of(tile, 0, p, 1));
+      inputs_.push_back(value_of(tile, p, leaves_ - p, 2));
     }
     outputs_.clear();
-    for (void* output : outputs)
-      outputs_.push_back(static_cast<std::byte*>(output) + at * int64_t(each));
-    void* const unrounded = scratch(0);
+    for (void* output : outputs) outputs_.push_back(advanced(output, at, each));
     kernels::reduce_here({.inputs = inputs_,
-                          .outputs = reduced == result_ ? std::span<void* const>(outputs_)
-                                                        : std::span<void* const>(&unrounded, 1),
+                          .outputs = unrounded ? std::span<void* const>(&unrounded, 1)
+                                               : std::span<void* const>(outputs_),
                           .count = tile.count,
                           .dtype = partial_,
                           .op = op_,
                           .divisor = int64_t(leaves_)},
                          false);
-    if (reduced == result_) continue;
+    if (!unrounded) continue;
     kernels::cast(unrounded, reduced, outputs_[0], result_, tile.count);
     for (void* output : std::span(outputs_).subspan(1))
       std::memcpy(output, outputs_[0], size_t(tile.count) * each);

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -58,13 +59,14 @@ class TreeSum {
 
  private:
   struct Tile;
-  const void* value_of(const Tile& tile, size_t first, size_t leaves, size_t depth);
+  const void* value_of(const Tile& tile, size_t first, size_t leaves, size_t free,
+                       void* to = nullptr);
   std::byte* scratch(size_t which);
 
   const ReduceOp op_;
   const DType dtype_, partial_, result_;
   const size_t leaves_;
-  std::vector<std::vector<std::byte>> scratch_;
+  std::vector<std::unique_ptr<std::byte[]>> scratch_;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
 };
