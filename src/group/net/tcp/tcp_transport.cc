@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "group/liveness/timing.h"
@@ -183,7 +184,7 @@ class TcpTransport : public Transport {
       bool much = false;
       if (message->sending || unsent_ || i + 1 == times)
         progress_locked();
-      else if ((much = read(peers_[size_t(message->peer)])))
+      else if ((much = read(peers_[size_t(message->peer)], message)))
         sleepers_.wake();
       state = test_locked(message);
       if (much) break;  // other threads may want to send
@@ -424,7 +425,7 @@ class TcpTransport : public Transport {
     while (bytes) {
       if (peer.in_message()) {
         const size_t now = std::min(bytes, peer.left);
-        if (peer.to) std::memcpy(peer.to, data, now);
+        if (peer.to && peer.to != data) std::memmove(peer.to, data, now);
         arrived(peer, now);
         data += now;
         bytes -= now;
@@ -443,19 +444,33 @@ class TcpTransport : public Transport {
     return nullptr;
   }
 
+  // Where the next bytes of this rank go first. If a message begins with them, it should be the one
+  // that is awaited: its bytes then need not be moved.
+  std::span<const iovec> next_places(const Peer& peer, const TcpMessage* awaited) {
+    const iovec ahead{ahead_.data(), ahead_.size()};
+    const iovec head{ahead_.data(), sizeof(Head)};
+    if (peer.in_message() && peer.to) {
+      places_ = {{{peer.to, peer.left}, ahead}};
+      return std::span(places_).first(2);
+    }
+    if (peer.head_bytes == 0 && awaited) {
+      places_ = {{head,
+                  {awaited->data, awaited->bytes},
+                  {ahead_.data() + sizeof(Head), ahead_.size() - sizeof(Head)}}};
+      return places_;
+    }
+    const auto is_long = [](const TcpMessage* message) { return message->bytes > kAhead; };
+    places_[0] = peer.head_bytes == 0 && std::ranges::any_of(peer.posted, is_long) ? head : ahead;
+    return std::span(places_).first(1);
+  }
+
   // Takes in what has come from this rank. Whether anything has.
-  bool read(Peer& peer) {
+  bool read(Peer& peer, const TcpMessage* awaited = nullptr) {
     bool happened = false;
     // A fast sender must not keep the others waiting.
     for (int i = 0; i < 16 && peer.file && !peer.is_full(); ++i) {
-      const size_t direct = peer.in_message() && peer.to ? peer.left : 0;
-      ssize_t got;
-      if (direct) {
-        std::array<iovec, 2> parts{{{peer.to, direct}, {ahead_.data(), ahead_.size()}}};
-        got = readv(peer.file.get(), parts.data(), int(parts.size()));
-      } else {
-        got = recv(peer.file.get(), ahead_.data(), ahead_.size(), MSG_DONTWAIT);
-      }
+      const std::span<const iovec> places = next_places(peer, std::exchange(awaited, nullptr));
+      const ssize_t got = readv(peer.file.get(), places.data(), int(places.size()));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return happened;
       happened = true;
@@ -463,13 +478,19 @@ class TcpTransport : public Transport {
         lose(peer, got == 0 ? 0 : errno);
         return true;
       }
-      const size_t there = std::min(size_t(got), direct);
-      if (there) arrived(peer, there);
-      if (const char* const why = take(peer, ahead_.data(), size_t(got) - there)) {
-        lose(peer, why);
-        return true;
+      size_t left = size_t(got);
+      for (const iovec& place : places) {
+        const size_t now = std::min(left, place.iov_len);
+        if (const char* const why = take(peer, static_cast<std::byte*>(place.iov_base), now)) {
+          lose(peer, why);
+          return true;
+        }
+        left -= now;
+        if (now < place.iov_len) {
+          watch(peer);
+          return true;
+        }
       }
-      if (size_t(got) < direct + ahead_.size()) break;
     }
     watch(peer);
     return happened;
@@ -497,6 +518,7 @@ class TcpTransport : public Transport {
   File epoll_;
   std::mutex mutex_;
   std::array<std::byte, kAhead> ahead_;
+  std::array<iovec, 3> places_;
   Pool<TcpMessage> messages_;
   Sleepers sleepers_;
   size_t unsent_ = 0;
