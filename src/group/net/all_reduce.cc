@@ -107,17 +107,22 @@ class NetworkCollectives::Reducer {
 
   void run_rounds() {
     const Range range{0, layout_.view().bytes()};
-    const size_t shown = show_all(), results = layout_.result_bytes(range);
-    std::byte* const values =
-        window_ ? staged_values(0) : received_[3].at_least(layout_.value_bytes(me_, range));
+    const size_t shown = show_all();
+    const std::byte* values = sums_.ready_value(range);
     const bool in_shares = window_ && layout_.way() == Way::halving;
-    const size_t workers = in_shares ? topology_.local_ranks().size() : 1;
-    if (in_shares || leads_)
+    if (!values && (in_shares || leads_)) {
+      std::byte* const made =
+          window_ ? staged_values(0) : received_[3].at_least(layout_.value_bytes(me_, range));
+      const size_t workers = in_shares ? topology_.local_ranks().size() : 1;
       sums_.make_values(range,
                         Layout::share(range, topology_.local_index(channels_.rank()), workers),
-                        values, {0, range.end, shown});
+                        made, {0, range.end, shown});
+      values = made;
+    }
     if (in_shares) window_->next_phase();
-    std::byte* const result = window_ ? window_->mine(results) : received_[4].at_least(results);
+    const size_t results = layout_.result_bytes(range);
+    std::byte* result = window_ ? window_->mine(results) : only_output(range);
+    if (!result) result = received_[4].at_least(results);
     if (leads_) Rounds(all_, layout_, sums_).run(values, result);
     if (window_) window_->next_phase();
     take_results(range, window_ ? window_->shown(0, results) : result);
@@ -160,12 +165,16 @@ class NetworkCollectives::Reducer {
     return staged_values(i) + (layout_.is_whole() ? 0 : starts_of(i).values[host]);
   }
 
+  // If all results of a range go to one place of this rank's own, that; else null.
+  std::byte* only_output(Range range) const {
+    const auto part = window_ ? std::nullopt : layout_.only_part(range);
+    if (!part || part->piece.outputs.empty()) return nullptr;
+    return bytes_of(part->piece.outputs[0]) + part->result_at(layout_.op());
+  }
+
   // Where the result of a shard goes: to the output itself, or into the staging.
   std::byte* result_at(size_t i, size_t host) {
-    if (!window_)
-      if (const auto part = layout_.only_part(layout_.shard(i, host));
-          part && !part->piece.outputs.empty())
-        return bytes_of(part->piece.outputs[0]) + part->result_at(layout_.op());
+    if (std::byte* const output = only_output(layout_.shard(i, host))) return output;
     return staged_results(i) + (layout_.is_whole() ? 0 : starts_of(i).results[host]);
   }
 
@@ -192,11 +201,11 @@ class NetworkCollectives::Reducer {
     const Range mine = layout_.shard(i, me_);
     size_t at = 0;
     for (const int leader : leaders_) at += padded(layout_.value_bytes(host_of(leader), mine));
-    std::byte* const received = received_[i % kBlocks].at_least(at);
+    std::byte* const received = received_[i % kBlocks].at_least(layout_.is_told() ? 0 : at);
     at = 0;
     for (const int leader : leaders_) {
       const size_t host = host_of(leader);
-      if (const size_t bytes = layout_.value_bytes(host, mine)) {
+      if (const size_t bytes = layout_.value_bytes(host, mine); bytes && !layout_.is_told()) {
         round.values.push_back(transfers_.receive(leader, MessageKind::data, received + at, bytes));
         at += padded(bytes);
       }
@@ -205,6 +214,7 @@ class NetworkCollectives::Reducer {
         round.results.push_back(
             transfers_.receive(leader, MessageKind::results, result_at(i, host), bytes));
     }
+    if (layout_.is_told()) return tell_values();
     if (i == 0) handshake_.emplace(channels_, leaders_);
     for (const int leader : leaders_) {
       const size_t host = host_of(leader);
@@ -212,6 +222,17 @@ class NetworkCollectives::Reducer {
         round.sent.push_back(
             transfers_.send(leader, MessageKind::data, values_for(i, host), bytes));
     }
+  }
+
+  // Those of the only block, with the handshake.
+  void tell_values() {
+    std::vector<size_t> told;
+    for (const int leader : leaders_) {
+      const size_t host = host_of(leader);
+      told.push_back(layout_.value_bytes(me_, layout_.shard(0, host)));
+      copy_bytes(channels_.to_tell(leader), values_for(0, host), told.back());
+    }
+    handshake_.emplace(channels_, leaders_, told);
   }
 
   // The sum of this host's shard, for all.
@@ -227,7 +248,8 @@ class NetworkCollectives::Reducer {
     from[me_] = values_for(i, me_);
     size_t at = 0;
     for (const int leader : leaders_) {
-      from[host_of(leader)] = received_[i % kBlocks].at_least(0) + at;
+      from[host_of(leader)] =
+          layout_.is_told() ? channels_.told(leader) : received_[i % kBlocks].at_least(0) + at;
       at += padded(layout_.value_bytes(host_of(leader), range));
     }
     sums_.combine(range, from, result);

@@ -15,8 +15,6 @@ struct Greeting {
 // Data of at most this size travels with a greeting; and this is the most that fits.
 constexpr size_t kSmallMessage = 8 << 10;
 constexpr size_t kMostTold = 32 << 10;
-// This few hosts may tell each other all they have.
-constexpr size_t kFewHosts = 4;
 
 // Where the data of a greeting begins, which is all there is of one if only lengths move.
 constexpr size_t kGreetingData = 128;

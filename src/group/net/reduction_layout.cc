@@ -12,8 +12,6 @@ namespace tutti::group {
 
 namespace {
 
-// This few hosts send all they have to each other, if it is at most this much.
-constexpr size_t kMuchForFew = 64 << 10;
 // Two hosts send each other no more than if each summed a half; only, both sum all of it.
 constexpr size_t kMuchForTwo = 256 << 10;
 // The least that a shard of a large reduction has, and the most that a block may take, in bytes.
@@ -74,7 +72,7 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
   small_ = view_.bytes() * std::max(values, view_.most_leaves()) <= kSmallMessage;
   // A little is soonest summed by every host: one hop instead of two.
   whole_ = small_ || (hosts_ == 2 && values == 1 && view_.bytes() <= kMuchForTwo) ||
-           (hosts_ <= kFewHosts && view_.bytes() <= kMuchForFew);
+           (hosts_ <= kFewHosts && view_.bytes() * values <= kMostTold);
   slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
   const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
   // Enough blocks that they overlap, unless they become so small that their number costs more.
@@ -83,6 +81,8 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
   if (block_ * most > slot_)
     throw UnimplementedError(
         fmt::format("all_reduce: {} values of each element on one host are too many", most));
+  const Range first = shard(0, 0);  // as long as any other
+  told_ = blocks() == 1 && (first.end - first.begin) * values <= kMostTold;
 }
 
 std::optional<FlatView::Part> ReductionLayout::only_part(Range range) const {

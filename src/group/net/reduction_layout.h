@@ -50,6 +50,8 @@ class ReductionLayout {
   // of a block.
   bool is_small() const { return small_; }
   bool is_whole() const { return whole_; }
+  // Whether the values of its only block do.
+  bool is_told() const { return told_; }
   // Bytes that the values of a block, or its results, take at most.
   size_t slot() const { return slot_; }
   size_t block_bytes() const { return block_; }
@@ -112,7 +114,7 @@ class ReductionLayout {
   const size_t hosts_;
   const HostSubtrees& subtrees_;
   Way way_;
-  bool small_, whole_;
+  bool small_, whole_, told_;
   size_t slot_, block_;
 };
 

@@ -9,35 +9,44 @@ namespace tutti::group {
 
 namespace {
 
-// Beyond this a direct exchange is cut into shards, which takes two more messages for each host.
+// What every host sums wholly, if there are more than a few of them. Beyond it a direct exchange is
+// cut into shards, whose results take one more message for each host; and another one if their
+// values are too many for a greeting.
 constexpr size_t kWholeDirect = 8 << 10;
-// Its blocks overlap, which the rounds of halving do not.
-constexpr double kOverlap = 0.7;
-// They copy values and results besides.
-constexpr double kHalvingWork = 3.5;
+// The blocks of a direct exchange overlap, which the rounds of halving do not.
+constexpr double kOverlap = 0.83;
+// How often halving works on what does not fit a greeting, besides.
+constexpr double kHalvingWork = 3;
 
 double cost_of_direct(const WayOptions& options, const WayCosts& costs) {
   const double others = double(options.hosts - 1), bytes = double(options.bytes);
-  const double values = double(options.direct_values);
-  if (bytes * values <= kWholeDirect)
+  const double values = double(options.direct_values), told = double(options.most_told);
+  if (bytes * values <= kWholeDirect || (options.hosts <= kFewHosts && bytes * values <= told))
     return costs.latency + others * (costs.message + bytes * values * (costs.byte + costs.sum));
   const double moved = bytes * others / double(options.hosts);
-  return 3 * costs.latency + 3 * others * costs.message +
+  const double messages = bytes * values / double(options.hosts) <= told ? 2 : 3;
+  return messages * (costs.latency + others * costs.message) +
          kOverlap * moved * ((values + 1) * costs.byte + values * costs.sum);
 }
 
 double cost_of_doubling(const WayOptions& options, const WayCosts& costs) {
-  const double values =
+  const double most =
       double(most_values_of_doubling(options.hosts, options.leaves_per_host) * options.wide);
+  const double mean = (1 + most) / 2;
   return double(rounds_of_doubling(options.hosts)) *
-         (costs.latency + costs.message +
-          double(options.bytes) * values * (costs.byte + 3 * costs.sum));
+         (costs.latency + costs.message + double(options.bytes) * mean * costs.byte);
 }
 
 double cost_of_halving(const WayOptions& options, const WayCosts& costs) {
   const double moved = double(options.bytes) * (1 - 1 / double(options.hosts));
-  return 2 * double(rounds_of_doubling(options.hosts)) * (costs.latency + costs.message) +
-         moved * double(1 + options.wide) * costs.byte + kHalvingWork * moved * costs.sum;
+  const double told = double(options.most_told);
+  double messages = 0;
+  for (size_t parts = 2; parts <= options.hosts; parts *= 2)
+    messages += double(options.bytes) / double(parts) > told ? 2 : 1;
+  return 2 * (double(rounds_of_doubling(options.hosts)) * costs.latency +
+              messages * costs.message) +
+         moved * double(1 + options.wide) * costs.byte +
+         kHalvingWork * std::max(0.0, moved - told) * costs.sum;
 }
 
 // Within a host, in nanoseconds: a byte of one rank that another sums, and one that goes through

@@ -7,6 +7,9 @@
 
 namespace tutti::group {
 
+// This few hosts may tell each other all they have.
+constexpr size_t kFewHosts = 4;
+
 enum class Way {
   direct,    // every host tells every other its values, or those of its shard
   doubling,  // all values, in a logarithmic number of rounds
@@ -15,7 +18,7 @@ enum class Way {
 
 // In nanoseconds. All ranks choose by the same.
 struct WayCosts {
-  double latency = 4000;  // of a message, and of waiting for the slower of two
+  double latency = 1500;  // of a message, and of waiting for the slower of two
   double message = 5700;  // at both ends together
   double byte = 0.34;     // of a message, at both ends together
   double sum = 0.1;       // of a byte that is summed
