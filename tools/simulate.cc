@@ -36,7 +36,8 @@ std::vector<std::string> op_names() {
 
 // What the user wrote, to be shown as it was.
 struct Given {
-  std::string latency = "10us", overhead = "1us", jitter = "0us", bandwidth = "100Gbit", core;
+  std::string latency = "10us", overhead = "1us", jitter = "0us", bandwidth = "100Gbit";
+  std::string cache;
   std::string bytes = "4:256M", op = "all_reduce";
 };
 
@@ -281,7 +282,6 @@ int simulate(int argc, char** argv) {
   app.add_option("--hosts-per-switch", costs.hosts_per_switch, "how many a switch connects (32)")
       ->check(CLI::Range(1, 65536))
       ->option_text("N");
-  app.add_option("--core", given.core, "of all hosts together (no limit)")->option_text("RATE");
   app.add_option("--sum", costs.sum,
                  "nanoseconds for each byte that a rank sums or copies in its memory (0.05)")
       ->check(CLI::Range(0.0, 1e6))
@@ -290,6 +290,13 @@ int simulate(int argc, char** argv) {
                  "nanoseconds for each byte of a message, at each end, while it travels (0)")
       ->check(CLI::Range(0.0, 1e6))
       ->option_text("NS");
+  app.add_option("--cache", given.cache,
+                 "how much data the caches hold, if all hosts are on one machine, as in 64M (all)")
+      ->option_text("SIZE");
+  app.add_option("--contention", costs.contention,
+                 "by how much a byte that they do not hold takes longer for each other host (0)")
+      ->check(CLI::Range(0.0, 1e6))
+      ->option_text("X");
   app.add_flag("--as-bench", request.job.as_bench,
                "time the call on rank 0 after a barrier, as tutti bench does");
   app.add_option("--seed", request.job.seed, "of what is random: the jitter (1)")->option_text("N");
@@ -316,7 +323,8 @@ int simulate(int argc, char** argv) {
     costs.overhead = duration("--overhead", given.overhead);
     costs.jitter = duration("--jitter", given.jitter);
     costs.bandwidth = bandwidth("--bandwidth", given.bandwidth);
-    if (!given.core.empty()) costs.core = bandwidth("--core", given.core);
+    if (!given.cache.empty() && !(costs.cache = double(size_of_text(given.cache))))
+      throw std::runtime_error(fmt::format("--cache {} is no size: write it as 64M", given.cache));
     request.bytes = sizes(given.bytes);
   } catch (const std::exception& error) {
     fmt::print(stderr, "tutti simulate: {}\n", error.what());

@@ -20,7 +20,7 @@ using group::Collective;
 namespace {
 
 // Calls that are timed after the first; fewer if a call sends many messages.
-constexpr size_t kCalls = 3;
+constexpr size_t kCalls = 3, kCallsWithJitter = 31;
 constexpr uint64_t kManyMessages = 1'000'000, kTooManyMessages = 8'000'000;
 
 World::Options world_options(const TimedJob::Options& options) {
@@ -203,6 +203,8 @@ Timing TimedJob::time(Collective kind, size_t bytes) {
   };
   for (int r = 0; r < size() && options_.hosts > 1; ++r) fabric_->count_connections(r);
 
+  const int64_t larger = std::max(buffers.counts.in, buffers.counts.out);
+  world_.set_working_set(double(larger) * sizeof(float) * size());
   std::vector<World::Traffic> before, sent;
   const auto run = [&](const std::string& what) {
     before.clear();
@@ -218,13 +220,15 @@ Timing TimedJob::time(Collective kind, size_t bytes) {
   std::vector<nanoseconds> times{run("the first call")};
   uint64_t messages = 0;
   for (const World::Traffic& of_host : sent) messages += of_host.messages;
-  const size_t calls = messages > kTooManyMessages ? 0 : messages > kManyMessages ? 1 : kCalls;
+  const size_t calls = messages > kTooManyMessages     ? 0
+                       : messages > kManyMessages      ? 1
+                       : options_.costs.jitter.count() ? kCallsWithJitter
+                                                       : kCalls;
   if (calls) times.clear();
   while (times.size() < calls)
     times.push_back(run(fmt::format("call {} of {}", times.size() + 2, calls + 1)));
   std::ranges::sort(times);
 
-  const int64_t larger = std::max(buffers.counts.in, buffers.counts.out);
   Timing timing{.bytes = size_t(larger) * sizeof(float),
                 .calls = int(times.size()),
                 .time = times[times.size() / 2],

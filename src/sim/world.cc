@@ -171,9 +171,15 @@ void World::occupy(int process, nanoseconds time) {
   busy = std::max(busy, now_) + time;
 }
 
+void World::set_working_set(double bytes) {
+  const Costs& costs = options_.costs;
+  const double missed = costs.cache > 0 && bytes > costs.cache ? 1 - costs.cache / bytes : 0;
+  contention_ = 1 + costs.contention * missed * double(traffic_.size() - 1);
+}
+
 bool World::works_on(size_t bytes) {
   // The thread goes on at once: what it does next that others see waits until the work is done.
-  if (current_) occupy(current_->process, whole(double(bytes) * options_.costs.sum));
+  if (current_) occupy(current_->process, whole(double(bytes) * options_.costs.sum * contention_));
   return options_.moves_data;
 }
 
@@ -228,7 +234,7 @@ void World::send(int from, int to, size_t bytes, std::function<void()> arrive) {
   }
   occupy(from, costs.overhead);
   const Time ready = processes_[size_t(from)].busy_until;
-  const nanoseconds copying = whole(double(bytes) * costs.copy);
+  const nanoseconds copying = whole(double(bytes) * costs.copy * contention_);
   occupy(from, copying);
   const auto slowness = [&](int host) {
     const auto found = slow_.find(host);
@@ -239,37 +245,42 @@ void World::send(int from, int to, size_t bytes, std::function<void()> arrive) {
       times(slow, std::max(copying, whole(double(bytes) / costs.bandwidth)));
   nanoseconds latency = times(slow, costs.latency);
   if (costs.jitter.count()) latency += nanoseconds(int64_t(random(uint64_t(costs.jitter.count()))));
-  Time begins = ready;
-  nanoseconds takes = {};
-  if (a != b) {
-    Traffic& traffic = traffic_[size_t(a)];
-    ++traffic.messages;
-    traffic.bytes += bytes;
-    takes = on_wire;
-    // What a message goes through passes it on while it comes in, and waits until the next is free.
-    const auto pass = [&](Time& free, nanoseconds through) {
-      begins = std::max(begins, free);
-      free = begins + through;
-      takes = std::max(takes, through);
-    };
-    Link& link = link_of(a);
-    begins = std::max(begins, link.out);
-    if (costs.oversubscribed > 1 && &uplink_of(a) != &uplink_of(b)) {
-      const nanoseconds through = times(costs.oversubscribed / costs.hosts_per_switch, on_wire);
-      pass(uplink_of(a).out, through);
-      pass(uplink_of(b).in, through);
-    }
-    if (costs.core > 0) pass(core_, whole(double(bytes) / costs.core));
-    link.out = begins + on_wire;
+  Message* const message = messages_.make({from, to, bytes, std::move(arrive), {}});
+  if (a == b) return set_out(*message, ready, latency);
+  Traffic& traffic = traffic_[size_t(a)];
+  ++traffic.messages;
+  traffic.bytes += bytes;
+  message->takes = on_wire;
+  Time& out = link_of(a).out;
+  const Time begins = std::max(ready, out);
+  out = begins + on_wire;
+  if (costs.oversubscribed <= 1 || &uplink_of(a) == &uplink_of(b))
+    return set_out(*message, begins, latency);
+  // Hosts have what they share in the order in which their messages get there.
+  at(begins, [this, message, latency, on_wire] { pass_switches(*message, latency, on_wire); });
+}
+
+void World::pass_switches(Message& message, nanoseconds latency, nanoseconds on_wire) {
+  const Costs& costs = options_.costs;
+  const nanoseconds through = times(costs.oversubscribed / costs.hosts_per_switch, on_wire);
+  Time begins = now_;
+  // A switch passes a message on while it comes in, and waits until the next one is free.
+  for (Time* free : {&uplink_of(host_of(message.from)).out, &uplink_of(host_of(message.to)).in}) {
+    begins = std::max(begins, *free);
+    *free = begins + through;
   }
+  message.takes = std::max(message.takes, through);
+  set_out(message, begins, latency);
+}
+
+void World::set_out(Message& message, Time begins, nanoseconds latency) {
   Time there = begins + latency;
-  if (costs.jitter.count()) {
-    Time& last = last_arrival_[uint64_t(from) << 32 | uint64_t(to)];
+  if (options_.costs.jitter.count()) {
+    Time& last = last_arrival_[uint64_t(message.from) << 32 | uint64_t(message.to)];
     there = std::max(there, last);
-    last = there + std::max(takes, nanoseconds(1));
+    last = there + std::max(message.takes, nanoseconds(1));
   }
-  Message* const message = messages_.make({from, to, bytes, std::move(arrive), takes});
-  at(there, [this, message] { reach(*message); });
+  at(there, [this, &message] { reach(message); });
 }
 
 // The first byte is at the receiving host. Messages that come from several hosts at once queue up.
@@ -290,7 +301,7 @@ void World::deliver(Message& message) {
   if (!receiver.alive) return;
   note(uint64_t(arrived.to));
   // The receiver has copied what came before, unless it was busy.
-  const nanoseconds copying = whole(double(arrived.bytes) * options_.costs.copy);
+  const nanoseconds copying = whole(double(arrived.bytes) * options_.costs.copy * contention_);
   receiver.busy_until =
       std::max(receiver.busy_until, now_ - copying) + copying + options_.costs.overhead;
   arrived.arrive();

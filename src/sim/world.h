@@ -28,9 +28,12 @@ struct Costs {
   double bandwidth = 12.5;    // of a host, each way, in bytes per nanosecond
   double oversubscribed = 1;  // how much more the hosts of a switch may send than leaves it
   int hosts_per_switch = 32;
-  double core = 0;    // of all hosts together, in bytes per nanosecond; 0: no limit
   double sum = 0.05;  // nanoseconds per byte that is worked on
   double copy = 0;    // and per byte of a message, at each end, while it travels
+  // Of hosts that are on one machine: bytes that its caches hold, 0 if all; and by how much a byte
+  // that they do not hold takes longer for each other host.
+  double cache = 0;
+  double contention = 0;
   nanoseconds wake_up = std::chrono::nanoseconds(200);  // of a thread, by one on its host
   nanoseconds jitter = {};                              // that a message may take longer, at most
 };
@@ -87,6 +90,8 @@ class World final : public base::World {
   // The process whose thread runs; -1: none.
   int current() const { return current_ ? current_->process : -1; }
   Time start_time() const { return start_; }
+  // How much data all ranks work on, of which some may not fit the caches.
+  void set_working_set(double bytes);
   bool moves_data() const { return options_.moves_data; }
   uint64_t random(uint64_t below) { return random_() % below; }
 
@@ -151,12 +156,16 @@ class World final : public base::World {
   void note(uint64_t word);
   void forget(Thread& thread);
   void occupy(int process, nanoseconds time);
+  // A message begins to leave its host.
+  void pass_switches(Message& message, nanoseconds latency, nanoseconds on_wire);
+  void set_out(Message& message, Time begins, nanoseconds latency);
   void reach(Message& message);
   void deliver(Message& message);
   Link& link_of(int host) { return links_[size_t(host)]; }
   Link& uplink_of(int host) { return uplinks_[size_t(host / options_.costs.hosts_per_switch)]; }
 
   const Options options_;
+  double contention_ = 1;  // how many times as long a byte takes
   const Time start_;
   Time now_;
   std::mt19937_64 random_;
@@ -169,7 +178,6 @@ class World final : public base::World {
   Thread* current_ = nullptr;
   bool unwinding_ = false;
   std::deque<Link> links_, uplinks_;
-  Time core_ = {};  // when it is free again
   std::deque<Traffic> traffic_;
   std::unordered_map<int, double> slow_;
   std::unordered_map<uint64_t, Time> last_arrival_;  // by sender and receiver, with jitter

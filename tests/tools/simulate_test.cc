@@ -91,7 +91,7 @@ TEST(Simulate, SaysWhatToWriteInstead) {
       {"--overhead", "-1us", "--overhead -1us is no time: write it as 500ns, 10us or 1.5ms"},
       {"--bandwidth", "100", "--bandwidth 100 is no bandwidth: write it as 100Gbit or 12.5GB"},
       {"--bandwidth", "0Gbit", "--bandwidth 0Gbit is no bandwidth"},
-      {"--core", "fast", "--core fast is no bandwidth: write it as 100Gbit or 12.5GB"},
+      {"--cache", "big", "--cache big is no size: write it as 64M"},
       {"--bytes", "1M:4", "--bytes 1M:4 is no range of sizes: write it as 4:256M"},
       {"--bytes", "many", "--bytes many is no range of sizes: write it as 4:256M"},
       {"--op", "sort", "--op"},
