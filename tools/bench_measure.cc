@@ -213,6 +213,12 @@ void measure(const Group& group, const BenchOptions& options,
   const auto memory = [&](int64_t count) {
     return in_window ? group.empty({count}, options.dtype) : Tensor::empty({count}, options.dtype);
   };
+  // What is measured first should find connections and cores as warm as the rest does.
+  std::vector<int64_t> cold{1};
+  for (const auto until = Clock::now() + std::chrono::milliseconds(50); cold[0];) {
+    cold[0] = Clock::now() < until;
+    group.all_reduce(cold, ReduceOp::MAX);
+  }
   for (size_t size = options.min_bytes; size <= options.max_bytes; size *= options.factor) {
     const auto [in_count, out_count] =
         op.shape(std::max<int64_t>(1, int64_t(size / size_of(options.dtype))), ranks);
