@@ -46,8 +46,11 @@ void Liveness::check_losses(const std::string& during, int ranks, int me,
 }
 
 void Liveness::fail_since_left(const std::string& during, int rank, uint64_t at) const {
-  fail(rank, ErrorCode::unavailable,
-       fmt::format("{}: {} has left the group; {}", during, name(rank), progress(rank, at)));
+  const std::string left = fmt::format("{}: {} has left the group", during, name(rank));
+  // It may have left because of a rank that this group does not have.
+  if (const auto cause = peers_->failure_anywhere())
+    latch_.fail({cause->rank, cause->code, fmt::format("{}: {}", left, cause->text)});
+  fail(rank, ErrorCode::unavailable, fmt::format("{}; {}", left, progress(rank, at)));
 }
 
 std::optional<cluster::Failure> Liveness::await_reason() const {

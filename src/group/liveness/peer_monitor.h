@@ -26,6 +26,8 @@ class PeerMonitor {
   // Why the whole job cannot go on; asked when `alarm` is set, or null.
   virtual std::optional<cluster::Failure> failure() const = 0;
   virtual const std::atomic<bool>* alarm() const = 0;
+  // The same, also if that is no loss to the ranks that are watched.
+  virtual std::optional<cluster::Failure> failure_anywhere() const { return failure(); }
   // Why this process suspects its own network instead of the ranks it does not hear, as what
   // follows its name; empty if it does not.
   virtual std::string isolation() const { return {}; }
@@ -50,6 +52,9 @@ class GroupMonitor : public PeerMonitor {
   int job_rank(int rank) const override { return job_->job_rank(outer(rank)); }
   std::string loss(int rank) const override { return job_->loss(outer(rank)); }
   std::optional<cluster::Failure> failure() const override;
+  std::optional<cluster::Failure> failure_anywhere() const override {
+    return job_->failure_anywhere();
+  }
   const std::atomic<bool>* alarm() const override { return job_->alarm(); }
   // The ranks of one host reach each other without its network.
   std::string isolation() const override { return on_this_host_ ? "" : job_->isolation(); }
