@@ -159,11 +159,13 @@ bool Window::yield_until(auto over) {
 
 void Window::await(Wait& wait) {
   // With a core for every rank the other is on its way. Else it may need this core to get there.
-  // A pause takes longer than a line from another core, so the first looks go without.
+  // A pause takes longer than a line from another core, so the first looks go without. Sleepers are
+  // woken one after the other: ranks that look for less than that takes would sleep every time,
+  // once one of them was late.
   if (!base::world()) {
     for (int i = crowded_ ? 0 : 200; i > 0; --i)
       if (wait.over()) return;
-    for (int i = crowded_ ? 50 : 2000; i > 0; --i) {
+    for (int i = crowded_ ? 50 : 2000 + 500 * size(); i > 0; --i) {
       base::pause();
       if (wait.over()) return;
     }
