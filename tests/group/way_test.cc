@@ -101,6 +101,20 @@ TEST(Way, OfFewHostsIsDirect) {
       EXPECT_EQ(choose_way(of(hosts, bytes)), Way::direct) << hosts << ' ' << bytes;
 }
 
+TEST(Sharing, IsDirectAmongFewRanksAndInRoundsAmongMany) {
+  const auto in_rounds = [](size_t hosts, size_t ranks, size_t bytes) {
+    return shares_in_rounds({hosts, ranks, bytes, bytes * ranks, 32 << 10});
+  };
+  EXPECT_FALSE(in_rounds(1, 8, 4));
+  EXPECT_FALSE(in_rounds(2, 2, 4));
+  EXPECT_FALSE(in_rounds(3, 3, 4));
+  EXPECT_TRUE(in_rounds(2, 16, 4));
+  EXPECT_TRUE(in_rounds(16, 16, 4));
+  EXPECT_TRUE(in_rounds(17, 17, 4));
+  EXPECT_TRUE(in_rounds(4096, 4096, 0));
+  EXPECT_FALSE(in_rounds(64, 64, 4 << 10));  // more than fits a greeting
+}
+
 TEST(Way, OfManyHostsDependsOnTheSize) {
   for (const size_t hosts : {16u, 64u, 4096u}) {
     EXPECT_EQ(choose_way(of(hosts, 4)), Way::doubling);

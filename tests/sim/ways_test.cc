@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way of a reduction between hosts has the bits of one process.
+// Every way between hosts: reductions have the bits of one process, and parts get where they
+// belong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tutti/simulation.h>
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -82,6 +85,49 @@ TEST_P(Ways, HaveTheBitsOfOneProcess) {
       const std::vector<Tensor> data = inputs_of(cases[i], group.rank());
       group.all_reduce(data, cases[i].op);
       ASSERT_EQ(bits_of(data), expected[i]) << "case " << i << " on rank " << group.rank();
+    }
+  });
+  for (const auto& outcome : outcomes) ASSERT_TRUE(outcome.ok()) << outcome.error;
+}
+
+// What a rank has for another.
+float part_of(int from, int to, size_t i) { return float(from * 10'000 + to * 100) + float(i); }
+
+TEST_P(Ways, BringEveryPartToWhereItBelongs) {
+  const auto [way, hosts, per_host] = GetParam();
+  const int ranks = hosts * per_host, root = ranks - 1;
+  const auto outcomes = Group::simulated(ranks, {.hosts = hosts}).run([&](const Group& group) {
+    const int me = group.rank();
+    for (const size_t count : {1, 67, 3000}) {
+      const size_t whole = size_t(ranks) * count;
+      std::vector<float> mine(count), for_all(whole), got(count), got_all(whole);
+      const auto expect_part = [&](std::span<const float> part, int from, int to) {
+        for (size_t i = 0; i < count; ++i)
+          ASSERT_EQ(part[i], part_of(from, to, i)) << from << " to " << to << " on rank " << me;
+      };
+      const auto of = [&](std::span<const float> all, int rank) {
+        return all.subspan(size_t(rank) * count, count);
+      };
+      for (size_t i = 0; i < count; ++i) mine[i] = part_of(me, 0, i);
+      for (int to = 0; to < ranks; ++to)
+        for (size_t i = 0; i < count; ++i) for_all[size_t(to) * count + i] = part_of(me, to, i);
+
+      std::vector<float> told = mine;
+      group.broadcast(told, root);
+      expect_part(told, root, 0);
+      group.all_gather(mine, got_all);
+      for (int from = 0; from < ranks; ++from) expect_part(of(got_all, from), from, 0);
+      std::ranges::fill(got_all, -1.f);
+      group.gather(mine, got_all, root);
+      for (int from = 0; from < ranks && me == root; ++from)
+        expect_part(of(got_all, from), from, 0);
+      group.scatter(for_all, got, root);
+      expect_part(got, root, me);
+      group.all_to_all(for_all, got_all);
+      for (int from = 0; from < ranks; ++from) expect_part(of(got_all, from), from, me);
+      group.reduce_scatter(for_all, got, ReduceOp::MAX);
+      expect_part(got, root, me);
+      group.barrier();
     }
   });
   for (const auto& outcome : outcomes) ASSERT_TRUE(outcome.ok()) << outcome.error;

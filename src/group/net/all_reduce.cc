@@ -300,6 +300,10 @@ class NetworkCollectives::Reducer {
 void NetworkCollectives::all_reduce(const Description& what, const LeafReduction& reduction,
                                     Timeouts timeouts) {
   begin(what, timeouts, reduction.pieces);
+  reduce_leaves(reduction);
+}
+
+void NetworkCollectives::reduce_leaves(const LeafReduction& reduction) {
   Reducer(*this, reduction).run();
 }
 

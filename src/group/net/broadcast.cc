@@ -8,6 +8,7 @@ namespace tutti::group {
 void NetworkCollectives::broadcast(const GroupCall& call) {
   std::byte* const data = bytes_of(call.out.data);
   const size_t bytes = size_in_bytes(call.out);
+  if (goes_in_rounds(bytes, bytes)) return copy_bytes(data, share(data, bytes, call.root), bytes);
   if (bytes > kSmallMessage && channels_.size() > 2) return broadcast_large(data, bytes, call.root);
   const auto target = [&](int) { return data; };
   if (is_root(call))
@@ -34,7 +35,7 @@ void NetworkCollectives::broadcast_large(std::byte* data, size_t bytes, int root
   };
   const auto is_relay = [&](size_t i) { return !relays.empty() && me == relays[i % ways]; };
 
-  channels_.shake_hands(others_, window_);
+  agree();
   PeerChannels::Transfers transfers(channels_);
   std::vector<size_t> numbers;
   const auto post = [&](size_t i) {

@@ -11,7 +11,7 @@ NetworkCollectives::NetworkCollectives(PeerChannels& channels, const GroupTopolo
       topology_(topology),
       window_(window),
       staging_(staging),
-      meeting_(doubling_of(topology.my_host(), int(topology.hosts.size()), 1)) {
+      meeting_(channels, topology) {
   const int ranks = channels.size(), hosts = int(topology.hosts.size());
   for (int r = 0; r < ranks; ++r) all_ranks_.push_back(r);
   // Each begins with the one that comes after it, so that no rank gets all messages at once.
@@ -27,7 +27,7 @@ NetworkCollectives::~NetworkCollectives() {
 }
 
 size_t NetworkCollectives::reserved() const {
-  size_t bytes = own_staging_.bytes();
+  size_t bytes = own_staging_.bytes() + shared_.bytes() + scattered_.bytes();
   for (const Scratch& scratch : received_) bytes += scratch.bytes();
   return bytes;
 }
@@ -46,7 +46,7 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
     return reduce(what, call, timeouts);
   begin(what, timeouts, list);
   switch (call.kind) {
-    case Collective::barrier: return barrier();
+    case Collective::barrier: return agree();
     case Collective::broadcast: return broadcast(call);
     case Collective::all_gather:
     case Collective::split:
@@ -61,24 +61,45 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
   }
 }
 
-void NetworkCollectives::barrier() {
-  if (choose_way({.hosts = topology_.hosts.size()}) == Way::direct)
-    return channels_.shake_hands(others_, window_);
-  if (window_) window_->next_phase();
+bool NetworkCollectives::goes_in_rounds(size_t bytes, size_t total) const {
+  return shares_in_rounds({.hosts = topology_.hosts.size(),
+                           .ranks = all_ranks_.size(),
+                           .bytes = bytes,
+                           .total = total,
+                           .most_told = kMostTold});
+}
+
+void NetworkCollectives::agree() {
+  if (goes_in_rounds(0, 0))
+    share(nullptr, 0);
+  else
+    channels_.shake_hands(others_, window_);
+}
+
+const std::byte* NetworkCollectives::share(const void* mine, size_t bytes, int root) {
+  const auto start = [&](size_t host) {
+    if (root < 0) return bytes * topology_.ranks_before[host];
+    return int(host) > topology_.host_of[size_t(root)] ? bytes : 0;
+  };
+  const size_t total = start(topology_.hosts.size());
+  const auto has_part = [&](int rank) { return root < 0 || rank == root; };
+  if (window_) {
+    if (has_part(channels_.rank())) copy_bytes(window_->mine(bytes), mine, bytes);
+    window_->next_phase();
+  }
+  std::byte* const parts = window_ ? window_->mine(total) : shared_.at_least(total);
   if (topology_.leads()) {
-    const auto meet = [&](int to, int from) {
-      const int told = to < 0 ? 0 : topology_.leader(to),
-                heard = from < 0 ? 0 : topology_.leader(from);
-      PeerChannels::Handshake(channels_, {&told, size_t(to < 0 ? 0 : 1)}, {},
-                              {&heard, size_t(from < 0 ? 0 : 1)})
-          .finish();
-    };
-    if (meeting_.gives_to >= 0) meet(meeting_.gives_to, meeting_.gives_to);
-    if (meeting_.takes_from >= 0) meet(-1, meeting_.takes_from);
-    for (const Doubling::Round& round : meeting_.rounds) meet(round.peer, round.peer);
-    if (meeting_.takes_from >= 0) meet(meeting_.takes_from, -1);
+    const std::vector<int>& here = topology_.local_ranks();
+    std::byte* to = parts + start(size_t(topology_.my_host()));
+    for (size_t i = 0; i < here.size(); ++i) {
+      if (!has_part(here[i])) continue;
+      copy_bytes(to, window_ ? window_->shown(int(i), bytes) : mine, bytes);
+      to += bytes;
+    }
+    meeting_.hold(parts, start);
   }
   if (window_) window_->next_phase();
+  return window_ ? window_->shown(0, total) : parts;
 }
 
 }  // namespace tutti::group

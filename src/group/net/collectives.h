@@ -15,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "group/net/meeting.h"
 #include "group/net/peer_channels.h"
 #include "group/net/reduction_layout.h"
 
@@ -71,7 +72,14 @@ class NetworkCollectives {
   void reduce(const Description& what, const GroupCall& call, Timeouts timeouts);  // or all_reduce
   bool fits_handshake(const detail::Memory& in, ReduceOp op) const;
   void all_at_once(const GroupCall& call, bool wanted);
-  void barrier();
+  // Until all ranks are here, and do the same.
+  void agree();
+  // Whether parts of `bytes` for each rank, `total` together, should get to all hosts in rounds.
+  bool goes_in_rounds(size_t bytes, size_t total) const;
+  // The same as agree(), and the little that each rank has, or the root if it is given, gets to
+  // all. Returns where that is until the next operation: the parts of one host after those of the
+  // one before.
+  const std::byte* share(const void* mine, size_t bytes, int root = -1);
   void broadcast(const GroupCall& call);
   void broadcast_large(std::byte* data, size_t bytes, int root);
   void gather(const GroupCall& call);  // to the root, or to all
@@ -80,6 +88,7 @@ class NetworkCollectives {
   void scatter(const GroupCall& call);
   void all_to_all(const GroupCall& call);
   void reduce_scatter(const GroupCall& call);
+  void reduce_leaves(const LeafReduction& reduction);
 
   // Sends `bytes` from part(peer) to each of `to`, and receives as many from each of `from`, to
   // target(peer).
@@ -98,7 +107,7 @@ class NetworkCollectives {
       for (const int peer : from) copy_bytes(target(peer), channels_.told(peer), bytes);
       return;
     }
-    channels_.shake_hands(others_, window_);
+    agree();
     PeerChannels::Transfers transfers(channels_);
     for (const int peer : from) transfers.receive(peer, MessageKind::data, target(peer), bytes);
     for (const int peer : to) transfers.send(peer, MessageKind::data, part(peer), bytes);
@@ -110,8 +119,9 @@ class NetworkCollectives {
   const GroupTopology& topology_;
   Window* const window_;
   Staging staging_;
-  const Doubling meeting_;  // of the hosts in a barrier
-  Scratch own_staging_;     // if there is no window
+  Meeting meeting_;
+  Scratch shared_, scattered_;
+  Scratch own_staging_;  // if there is no window
   std::array<Scratch, kBlocks> received_;
   HostSubtrees subtrees_;
   std::vector<int> all_ranks_;

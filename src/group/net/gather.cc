@@ -10,6 +10,15 @@ void NetworkCollectives::gather(const GroupCall& call) {
   const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
   std::byte* const out = bytes_of(call.out.data);
   const bool to_all = call.kind != Collective::gather, wanted = to_all || is_root(call);
+  if (goes_in_rounds(bytes, bytes * all_ranks_.size())) {
+    const std::byte* from = share(in, bytes);
+    for (const std::vector<int>& ranks : topology_.hosts)
+      for (const int rank : ranks) {
+        if (wanted) copy_bytes(out + size_t(rank) * bytes, from, bytes);
+        from += bytes;
+      }
+    return;
+  }
   if (to_all && bytes > kSmallMessage) {
     std::vector<size_t> starts;
     for (size_t r = 0; r <= size_t(channels_.size()); ++r) starts.push_back(r * bytes);
@@ -42,7 +51,7 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
       parts[topology_.local_index(topology_.receiver_for(r, topology_.my_host()))].push_back(r);
   const std::vector<int>& mine = parts[my_index];
 
-  channels_.shake_hands(others_, window_);
+  agree();
   PeerChannels::Transfers transfers(channels_);
   std::vector<size_t> numbers;
   for (size_t i = 1; i < mine.size(); ++i)

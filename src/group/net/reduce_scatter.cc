@@ -32,6 +32,14 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
                  .divisor = int64_t(n)},
                 false);
   };
+  if (goes_in_rounds(bytes, n * bytes)) {
+    const void* const whole = in;
+    const size_t results = bytes / each * size_of(call.out.dtype);
+    void* const sums = scattered_.at_least(n * results);
+    const Piece piece{{&whole, 1}, {&sums, 1}, call.in.count, call.in.dtype};
+    reduce_leaves({{&piece, 1}, all_ranks_, call.op});
+    return copy_bytes(out, bytes_of(static_cast<const void*>(sums)) + me * results, results);
+  }
   if (bytes <= kSmallMessage) {
     channels_.shake_hands(
         others_,
@@ -42,7 +50,7 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
         window_);
     return combine(0, bytes, [&](size_t r) { return channels_.told(int(r)); });
   }
-  channels_.shake_hands(others_, window_);
+  agree();
   std::vector<size_t> posted[2], sent[2];
   PeerChannels::Transfers transfers(channels_);
   const size_t parts = (bytes + kPart - 1) / kPart;

@@ -14,6 +14,9 @@ GroupTopology::GroupTopology(const std::vector<std::string>& names, int r) : ran
     host_of.push_back(entry->second);
     hosts[size_t(entry->second)].push_back(int(i));
   }
+  ranks_before.push_back(0);
+  for (const std::vector<int>& ranks : hosts)
+    ranks_before.push_back(ranks_before.back() + ranks.size());
 }
 
 size_t GroupTopology::local_index(int r) const {

@@ -10,6 +10,7 @@ namespace tutti::group {
 struct GroupTopology {
   std::vector<int> host_of;             // by rank
   std::vector<std::vector<int>> hosts;  // the ranks of each, in their order
+  std::vector<size_t> ranks_before;     // a host, on those that come first; at last, of all
   int rank;
 
   // `names`: of the hosts, by rank. Hosts count in the order of their first ranks.

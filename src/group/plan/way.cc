@@ -68,6 +68,18 @@ std::optional<Way>& forced_way() {
   return way;
 }
 
+bool shares_in_rounds(const SharingOptions& options, const WayCosts& costs) {
+  if (options.hosts < 2 || options.total > options.most_told) return false;
+  if (forced_way()) return *forced_way() == Way::doubling;
+  const double direct = costs.latency + double(options.ranks - 1) *
+                                            (costs.message + double(options.bytes) * costs.byte);
+  // What a host knows doubles with each round.
+  const double in_rounds =
+      double(rounds_of_doubling(options.hosts)) * (costs.latency + costs.message) +
+      2 * double(options.total) * costs.byte;
+  return in_rounds < direct;
+}
+
 Way choose_way(const WayOptions& options, const WayCosts& costs) {
   if (options.hosts < 3 || !options.leaves_per_host || !options.sums_apart) return Way::direct;
   const size_t values = most_values_of_doubling(options.hosts, options.leaves_per_host);

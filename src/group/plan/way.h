@@ -38,6 +38,16 @@ struct WayOptions {
 };
 Way choose_way(const WayOptions& options, const WayCosts& costs = {});
 
+// Small parts that ranks have for each other, as all ranks know them.
+struct SharingOptions {
+  size_t hosts, ranks;
+  size_t bytes = 0;  // that a rank has for another
+  size_t total = 0;  // that all have for all
+  size_t most_told = 0;
+};
+// Whether all of it gets to all hosts in rounds, instead of from every rank to every other.
+bool shares_in_rounds(const SharingOptions& options, const WayCosts& costs = {});
+
 // Whether the ranks of a host sum a share each, and show it in a phase more, instead of all of it.
 bool is_summed_in_shares(size_t ranks, size_t bytes);
 
