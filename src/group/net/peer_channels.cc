@@ -52,6 +52,12 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
 PeerChannels::~PeerChannels() {
   control_->remove(group_.id);
   if (has_lost_memory()) static_cast<void>(greetings_.release());
+  // Whoever failed first told all, but may not reach a peer that this rank still reaches.
+  if (const auto failure = latch_.failure())
+    tell_all({.group = group_.id,
+              .code = failure->code,
+              .culprit = failure->rank,
+              .text = failure->text});
   tell_all({.group = group_.id, .kind = Notice::Kind::leaving});
   transport_.progress();
 }
