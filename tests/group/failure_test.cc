@@ -255,10 +255,11 @@ TEST_P(Absence, IsAnErrorAtTheDeadlineThatNamesTheAbsent) {
                     {"all_reduce #3 (float32[4], SUM): waited 0.2 s for rank"});
 }
 
+// Where a rank waits for all others at once; in rounds it waits for one of them.
 TEST_P(Absence, OfSeveralNamesThemAll) {
-  const std::vector<float> one(1);
-  std::vector<float> all(static_cast<size_t>(n));
-  const Caught error = caught([&] { groups[0].all_gather(one, all, kSoon); });
+  const std::vector<float> mine(static_cast<size_t>(n));
+  std::vector<float> all(mine.size());
+  const Caught error = caught([&] { groups[0].all_to_all(mine, all, kSoon); });
   EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
   const bool dealt = std::get<0>(GetParam()).name == std::string_view("Dealt");
   for (int r = 1; r < n; ++r) {
