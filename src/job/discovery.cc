@@ -43,7 +43,6 @@ Placement place_ranks(const std::vector<Hello>& hellos, int rank) {
     }
     const bool here = memory.host == mine.memory.host;
     if (here || mine.backend == "shm") placement.local.push_back(int(r));
-    if (!here) placement.remote.push_back(int(r));
   }
   placement.crowded = on_this_machine > cores.size();
   return placement;

@@ -16,7 +16,6 @@ struct Placement {
   std::vector<std::string> hosts;     // of each rank; those with the same share memory
   std::vector<std::string> machines;  // the same, even if TUTTI_BACKEND makes each rank a host
   std::vector<int> local;             // the ranks that share memory with this one, itself included
-  std::vector<int> remote;            // the ranks on other hosts
   bool crowded = false;               // this machine has more ranks than cores
 };
 Placement place_ranks(const std::vector<Hello>& hellos, int rank);

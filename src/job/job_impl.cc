@@ -7,7 +7,6 @@
 #include <numeric>
 #include <set>
 
-#include "base/fork.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "cluster/checks.h"
@@ -73,11 +72,11 @@ void Job::share_memory(const Placement& placement) {
 }
 
 void Job::connect_hosts(const Placement& placement) {
-  auto control = std::make_shared<ControlPlane>(site_->connect(hellos_, boot_, *link_), rank(),
-                                                size(), placement.remote);
-  base::close_in_children(control->transport().sockets());
   auto ranks = std::make_shared<const JobRanks>(
       JobRanks{boot_.membership.addresses, placement.hosts, placement.machines});
+  auto control = std::make_shared<ControlPlane>(
+      site_->connect(hellos_, boot_, *link_), rank(), size(),
+      [ranks, me = size_t(rank())](int r) { return ranks->hosts[size_t(r)] != ranks->hosts[me]; });
   topology_ =
       std::make_shared<const JobTopology>(JobTopology{.rank = rank(),
                                                       .ranks = std::move(ranks),
@@ -98,6 +97,7 @@ void Job::make_progress() {
   while (!leaves_.wait_for(lock, timing::kBackgroundPump, [&] { return leaving_; })) {
     lock.unlock();
     control.pump();
+    control.warn_of_strangers();
     if (link_->get()->silence().count()) control.probe();
     lock.lock();
   }

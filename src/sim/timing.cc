@@ -147,8 +147,8 @@ std::unique_ptr<group::Backend> TimedJob::connect(int rank) {
     return std::make_unique<group::WindowBackend>("simulated", host_peers, all, rank, blocks);
   }
   // Ranks are never lost here, so none asks the other hosts whether they still answer.
-  auto control =
-      std::make_shared<group::ControlPlane>(fabric_->open(rank), rank, size(), std::vector<int>{});
+  auto control = std::make_shared<group::ControlPlane>(fabric_->open(rank), rank, size(),
+                                                       [](int) { return false; });
   const group::NetworkBackend::Plan plan(
       std::make_shared<const group::JobTopology>(group::JobTopology{
           .rank = rank,

@@ -10,8 +10,11 @@ namespace {
 
 using Notice = ControlPlane::Notice;
 
+constexpr int kBoth[] = {0, 1};
+
 struct Heard final : ControlPlane::Listener {
   void hear(int from, const Notice& notice) override { all.emplace_back(from, notice); }
+  std::span<const int> members() const override { return kBoth; }
   std::vector<std::pair<int, Notice>> all;
 };
 
@@ -19,7 +22,7 @@ class ControlPlaneTest : public ::testing::Test {
  protected:
   std::unique_ptr<ControlPlane> plane(int rank) {
     return std::make_unique<ControlPlane>(std::make_unique<testing::PostedTransport>(office, rank),
-                                          rank, 2, std::vector<int>{1 - rank});
+                                          rank, 2, [](int) { return true; });
   }
 
   const std::shared_ptr<testing::PostOffice> office = std::make_shared<testing::PostOffice>();
@@ -30,7 +33,7 @@ TEST_F(ControlPlaneTest, HandsANoticeToItsGroup) {
   Heard heard, other;
   second->add(7, &heard);
   second->add(8, &other);
-  first->tell(1, {.group = 7, .code = ErrorCode::aborted, .text = "why"});
+  first->tell(kBoth, {.group = 7, .code = ErrorCode::aborted, .text = "why"});
   second->pump();
   ASSERT_EQ(heard.all.size(), 1);
   EXPECT_EQ(heard.all[0].first, 0);
@@ -40,8 +43,8 @@ TEST_F(ControlPlaneTest, HandsANoticeToItsGroup) {
 }
 
 TEST_F(ControlPlaneTest, KeepsAFailureForAGroupThatIsMadeLater) {
-  first->tell(1, {.group = 7, .text = "early"});
-  first->tell(1, {.group = 7, .kind = Notice::Kind::waiting});  // is not true for long
+  first->tell(kBoth, {.group = 7, .text = "early"});
+  first->tell(kBoth, {.group = 7, .kind = Notice::Kind::waiting});  // is not true for long
   second->pump();
   Heard heard;
   second->add(7, &heard);
@@ -52,7 +55,7 @@ TEST_F(ControlPlaneTest, KeepsAFailureForAGroupThatIsMadeLater) {
 TEST_F(ControlPlaneTest, CutsATextThatIsTooLong) {
   Heard heard;
   second->add(7, &heard);
-  first->tell(1, {.group = 7, .text = std::string(10'000, 'x')});
+  first->tell(kBoth, {.group = 7, .text = std::string(10'000, 'x')});
   second->pump();
   ASSERT_EQ(heard.all.size(), 1);
   EXPECT_EQ(heard.all[0].second.text, std::string(heard.all[0].second.text.size(), 'x'));
@@ -79,7 +82,7 @@ TEST_F(ControlPlaneTest, HearsOtherHostsThatReplyToItsProbe) {
 }
 
 TEST_F(ControlPlaneTest, KnowsThatARankIsMissed) {
-  first->tell(1, {.group = 7, .code = ErrorCode::deadline_exceeded, .text = "rank 1 is late"});
+  first->tell(kBoth, {.group = 7, .code = ErrorCode::deadline_exceeded, .text = "rank 1 is late"});
   EXPECT_TRUE(first->misses_a_rank());
   second->pump();
   EXPECT_TRUE(second->misses_a_rank());

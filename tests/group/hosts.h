@@ -217,7 +217,7 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
         .rank = r,
         .ranks = job_ranks,
         .control = std::make_shared<group::ControlPlane>(
-            std::make_unique<PostedTransport>(office, r), r, n, std::vector<int>{}),
+            std::make_unique<PostedTransport>(office, r), r, n, [](int) { return false; }),
         .host_peers = std::move(host_peers),
         .crowded = true,
         .alarm = &alarm,

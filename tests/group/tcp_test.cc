@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the transport "tcp" keeps beyond transport_test.cc: which connections it accepts, and when
-// it cuts one off.
+// What the transport "tcp" keeps beyond transport_test.cc: when it makes connections, which it
+// accepts, and when it cuts one off.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
+#include <numeric>
 #include <sstream>
+#include <thread>
 
 #include "group/transports.h"
 
@@ -16,6 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using group::Endpoint;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::unique_ptr<Endpoint> open(std::chrono::nanoseconds timeout = kGiveUp,
@@ -24,6 +28,24 @@ std::unique_ptr<Endpoint> open(std::chrono::nanoseconds timeout = kGiveUp,
 }
 
 void nothing() {}
+
+// One message, after which the two ranks are connected.
+void meet(const Peers& ranks, int one, int other) {
+  const int number = 7;
+  int heard = 0;
+  auto* const coming = ranks[size_t(other)]->receive(one, 3, &heard, sizeof(int));
+  auto* const going = ranks[size_t(one)]->send(other, 3, &number, sizeof(int));
+  EXPECT_EQ(finish(going, *ranks[size_t(one)], ranks), State::over);
+  EXPECT_EQ(finish(coming, *ranks[size_t(other)], ranks), State::over);
+  EXPECT_EQ(heard, 7);
+}
+
+std::vector<int> new_peers(const std::unique_ptr<Transport>& rank) {
+  std::vector<int> peers;
+  for (const Transport::Connection& made : rank->new_connections()) peers.push_back(made.rank);
+  std::ranges::sort(peers);
+  return peers;
+}
 
 TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
   const auto ranks = connected("tcp", 2);
@@ -79,6 +101,7 @@ TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
 TEST(Tcp, CutsOffASendThatIsNotTaken) {
   const auto ranks = connected("tcp", 2);
   const auto sent = message(64 << 20, 8);
+  meet(ranks, 0, 1);
   auto* const going = ranks[0]->send(1, 1, sent.data(), sent.size());
   auto* const behind = ranks[0]->send(1, 1, sent.data(), 5);
   ASSERT_NE(going, nullptr);
@@ -134,9 +157,74 @@ TEST(Tcp, WaitsWithoutALimitIfTold) {
   const auto one = open(std::chrono::nanoseconds::max());
   const auto other = open(std::chrono::nanoseconds::max());
   const std::vector<std::string> addresses{one->address(), other->address()};
-  auto first = std::async(std::launch::async, [&] { return one->connect(addresses, 0, nothing); });
+  const auto first = one->connect(addresses, 0, nothing);
   EXPECT_NE(other->connect(addresses, 1, nothing), nullptr);
-  EXPECT_NE(first.get(), nullptr);
+}
+
+TEST(Tcp, ConnectsWithAPeerWhenAMessageIsFirstSentOrAwaited) {
+  const auto ranks = connected("tcp", 7);
+  for (int i = 0; i < 1000; ++i) progress(ranks);
+  // Each has called the next one, to see that it can be reached.
+  EXPECT_THAT(new_peers(ranks[0]), ElementsAre(1, 6));
+  meet(ranks, 0, 2);
+  EXPECT_THAT(new_peers(ranks[0]), ElementsAre(2));
+  int heard = 0;
+  auto* const awaited = ranks[0]->receive(4, 1, &heard, sizeof(int));
+  EXPECT_THAT(new_peers(ranks[4]), ElementsAre(3, 5));
+  ASSERT_TRUE(eventually(ranks, [&] { return new_peers(ranks[4]) == std::vector{0}; }));
+  EXPECT_TRUE(eventually(ranks, [&] { return new_peers(ranks[0]) == std::vector{4}; }));
+  EXPECT_TRUE(ranks[0]->cancel(awaited));
+}
+
+TEST(Tcp, MakesOneConnectionBetweenRanksThatCallEachOtherAtOnce) {
+  constexpr int kRanks = 8;
+  for (int round = 0; round < 10; ++round) {
+    const auto ranks = connected("tcp", kRanks);
+    std::vector<std::vector<int>> heard(kRanks, std::vector<int>(kRanks, -1));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < kRanks; ++r)
+      threads.emplace_back([&, r] {
+        Transport& own = *ranks[size_t(r)];
+        std::vector<Transport::Message*> all;
+        for (int peer = 0; peer < kRanks; ++peer) {
+          if (peer == r) continue;
+          all.push_back(own.receive(peer, 1, &heard[size_t(r)][size_t(peer)], sizeof(int)));
+          all.push_back(own.send(peer, 1, &r, sizeof(int)));
+        }
+        for (Transport::Message* message : all)
+          while (own.advance(message, 1) == State::under_way) {
+          }
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (int r = 0; r < kRanks; ++r) {
+      std::vector<int> all(kRanks), others;
+      std::iota(all.begin(), all.end(), 0);
+      std::ranges::copy_if(all, std::back_inserter(others), [&](int peer) { return peer != r; });
+      EXPECT_EQ(new_peers(ranks[size_t(r)]), others) << r;
+      all[size_t(r)] = -1;
+      EXPECT_EQ(heard[size_t(r)], all) << r;
+    }
+  }
+}
+
+TEST(Tcp, RefusesASecondConnectionOfARank) {
+  const auto zero = open(), one = open();
+  const std::vector<std::string> addresses{zero->address(), one->address()};
+  Peers ranks;
+  ranks.push_back(zero->connect(addresses, 0, nothing));
+  ranks.push_back(one->connect(addresses, 1, nothing));
+  meet(ranks, 0, 1);
+  ranks.push_back(open()->connect(addresses, 1, nothing));  // says that it is rank 1, too
+  const int number = 8;
+  int heard = 0;
+  auto* const false_one = ranks[2]->send(0, 3, &number, sizeof(int));
+  auto* const coming = ranks[0]->receive(1, 3, &heard, sizeof(int));
+  for (int i = 0; i < 2000; ++i) progress(ranks);
+  EXPECT_TRUE(ranks[2]->is_under_way(false_one));
+  EXPECT_TRUE(ranks[0]->is_under_way(coming));
+  EXPECT_TRUE(ranks[2]->cancel(false_one));
+  EXPECT_TRUE(ranks[0]->cancel(coming));
+  meet(ranks, 1, 0);
 }
 
 // A connection of a stranger that knows where a rank listens.
@@ -157,54 +245,98 @@ int call(const std::string& address, const void* words, size_t bytes) {
   return fd;
 }
 
-TEST(Tcp, SendsStrangersAwayAndAcceptsNoConnectionAfterwards) {
-  std::vector<std::unique_ptr<Endpoint>> ends;
-  std::vector<std::string> addresses;
-  for (int r = 0; r < 2; ++r) {
-    ends.push_back(open());
-    addresses.push_back(ends.back()->address());
-  }
-  std::vector<int> strangers;
-  const std::string garbage(1000, 'x');
-  // The right words with the wrong secret: that of another rank.
-  std::string hello(32, '\0');
-  const uint64_t mark = 0x7475'7474;
-  const uint32_t to = 0, from = 1;
-  std::memcpy(hello.data(), &mark, 8);
-  std::memcpy(hello.data() + 24, &to, 4);
-  std::memcpy(hello.data() + 28, &from, 4);
-  strangers.push_back(call(addresses[0], garbage.data(), garbage.size()));
-  strangers.push_back(call(addresses[0], "t", 1));  // and never a word more
-  strangers.push_back(call(addresses[0], hello.data(), hello.size()));
-  auto first =
-      std::async(std::launch::async, [&] { return ends[0]->connect(addresses, 0, nothing); });
-  const auto second = ends[1]->connect(addresses, 1, nothing);
-  const auto zero = first.get();
-  const int number = 4;
-  int heard = 0;
-  EXPECT_EQ(second->send(0, 1, &number, sizeof(int)), nullptr);
-  auto* coming = zero->receive(1, 1, &heard, sizeof(int));
-  while (zero->advance(coming, 1) == State::under_way) {
-  }
-  EXPECT_EQ(heard, 4);
-  EXPECT_EQ(call(addresses[0], "t", 1), -1);
-  EXPECT_EQ(call(addresses[1], "t", 1), -1);
-  for (const int fd : strangers) {
-    char byte;
-    EXPECT_LE(recv(fd, &byte, 1, 0), 0);
-    close(fd);
-  }
+struct Opening {
+  uint32_t mark = 0x7475'7474, to = 0, from = 1;
+  unsigned char nonce[16] = {};
+};
+
+bool is_closed(int fd) {
+  char byte;
+  return recv(fd, &byte, 1, MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
-TEST(Tcp, NamesTheRankThatDoesNotCall) {
-  const auto end = open(50ms), other = open(50ms);
-  try {
-    end->connect({end->address(), other->address()}, 0, nothing);
-    FAIL() << "connected to no rank";
-  } catch (const UnavailableError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 has not called rank 0 in 0.05 s"));
-    EXPECT_THAT(error.what(), HasSubstr("TUTTI_INTERFACES"));
+TEST(Tcp, SendsStrangersAwayAndCountsThem) {
+  const auto end = open(), other = open();
+  const std::string address = end->address();
+  Peers zero;
+  zero.push_back(end->connect({address, other->address()}, 0, nothing));
+  const std::string garbage(1000, 'x');
+  const Opening opening;
+  const std::vector<int> strangers{call(address, garbage.data(), garbage.size()),
+                                   call(address, &opening, sizeof(opening))};
+  std::array<char, 48> challenge{};
+  ASSERT_TRUE(eventually(zero, [&] {
+    return recv(strangers[1], challenge.data(), challenge.size(), MSG_DONTWAIT) ==
+           ssize_t(challenge.size());
+  }));
+  // Its proof sent back is none.
+  ASSERT_EQ(send(strangers[1], challenge.data() + 16, 32, MSG_NOSIGNAL), 32);
+  for (const int fd : strangers) {
+    EXPECT_TRUE(eventually(zero, [&] { return is_closed(fd); }));
+    close(fd);
   }
+  EXPECT_EQ(zero[0]->refused(),
+            "2 connections of other programs refused, the last of 127.0.0.1 (it does not know the "
+            "secret of this rank)");
+  EXPECT_EQ(zero[0]->refused(), "");
+}
+
+TEST(Tcp, TakesRanksInAlthoughThousandsOfStrangersHoldConnections) {
+  std::vector<std::unique_ptr<Endpoint>> ends;
+  std::vector<std::string> addresses;
+  for (int r = 0; r < 2; ++r) addresses.push_back(ends.emplace_back(open())->address());
+  Peers ranks;
+  ranks.push_back(ends[0]->connect(addresses, 0, nothing));
+  std::vector<int> strangers;
+  for (int i = 0; i < 300; ++i) {
+    strangers.push_back(call(addresses[0], "t", 1));  // and never a word more
+    progress(ranks);
+  }
+  const auto are_open = std::ranges::count_if(strangers, [](int fd) { return !is_closed(fd); });
+  EXPECT_LE(are_open, 130);
+  EXPECT_GT(are_open, 0);
+  ranks.push_back(ends[1]->connect(addresses, 1, nothing));
+  meet(ranks, 0, 1);
+  for (const int fd : strangers) close(fd);
+}
+
+// A place where something else than a rank listens.
+struct Pretender {
+  Pretender() {
+    place.sin_family = AF_INET;
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(place);
+    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&place), size), 0);
+    EXPECT_EQ(listen(fd, 0), 0);
+    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&place), &size), 0);
+  }
+  ~Pretender() { close(fd); }
+  std::string address() const {
+    return "127.0.0.1 " + std::to_string(ntohs(place.sin_port)) + " " + std::string(32, 'a');
+  }
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in place{};
+};
+
+TEST(Tcp, DoesNotTellItsSecretAndFindsAPretender) {
+  const Pretender pretender;
+  const auto end = open();
+  Peers ranks;
+  ranks.push_back(end->connect({end->address(), pretender.address()}, 0, nothing));
+  const int fd = accept4(pretender.fd, nullptr, nullptr, SOCK_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  std::string heard(sizeof(Opening), '\0');
+  size_t got = 0;
+  ASSERT_TRUE(eventually(ranks, [&] {
+    const ssize_t more = recv(fd, heard.data() + got, heard.size() - got, MSG_DONTWAIT);
+    return (got += size_t(std::max<ssize_t>(more, 0))) == heard.size();
+  }));
+  EXPECT_THAT(heard, ::testing::Not(HasSubstr("\xaa\xaa")));
+  const std::string no_challenge(48, 'c');
+  ASSERT_EQ(send(fd, no_challenge.data(), no_challenge.size(), MSG_NOSIGNAL), 48);
+  ASSERT_TRUE(eventually(ranks, [&] { return !ranks[0]->loss(1).empty(); }));
+  EXPECT_THAT(ranks[0]->loss(1), HasSubstr("Protocol error"));
+  close(fd);
 }
 
 TEST(Tcp, NamesTheRankThatCannotBeReached) {
@@ -217,14 +349,30 @@ TEST(Tcp, NamesTheRankThatCannotBeReached) {
   } catch (const UnavailableError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 0 cannot be reached from rank 1 at 127.0.0.1:"));
     EXPECT_THAT(error.what(), HasSubstr("refused"));
+    EXPECT_THAT(error.what(), HasSubstr("TUTTI_INTERFACES"));
   }
 }
 
-TEST(Tcp, StopsWaitingIfTheJobHasFailed) {
-  const auto end = open(), other = open();
-  EXPECT_THROW(end->connect({end->address(), other->address()}, 0,
-                            [] { throw AbortedError("rank 1 is lost"); }),
+TEST(Tcp, GivesUpOnARankThatDoesNotAnswer) {
+  const Pretender pretender;
+  std::vector<int> queue;  // that leaves no room for another call
+  for (int i = 0; i < 4; ++i) {
+    queue.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    connect(queue.back(), reinterpret_cast<const sockaddr*>(&pretender.place),
+            sizeof(pretender.place));
+  }
+  const auto end = open(50ms), other = open();
+  try {
+    end->connect({end->address(), pretender.address()}, 0, nothing);
+    FAIL() << "connected to no rank";
+  } catch (const UnavailableError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 cannot be reached from rank 0 at 127.0.0.1:"));
+    EXPECT_THAT(error.what(), HasSubstr("it does not answer"));
+  }
+  EXPECT_THROW(other->connect({other->address(), pretender.address()}, 0,
+                              [] { throw AbortedError("rank 1 is lost"); }),
                AbortedError);
+  for (const int fd : queue) close(fd);
 }
 
 TEST(Tcp, RefusesAnAddressThatIsNotOfThisHost) {

@@ -58,6 +58,12 @@ constexpr nanoseconds kBackgroundPump = milliseconds(50);
 // while its peers connect.
 constexpr nanoseconds kAnnouncementPoll = milliseconds(10);
 constexpr nanoseconds kConnectPoll = milliseconds(100);
+// A rank that another one could not serve calls it again after this long. A program that connects
+// to a rank has this long to show that it is a rank, too.
+constexpr nanoseconds kCallAgain = milliseconds(50);
+constexpr nanoseconds kStrangerTimeout = seconds(10);
+// Programs that are no ranks are warned of this often.
+constexpr nanoseconds kWarnEvery = seconds(1);
 // A rank that leaves gives what it sent this long to arrive; or this long, if a peer does not
 // answer, so that the others hear of it. The process that runs the coordination service stays this
 // long for ranks that are not done yet.

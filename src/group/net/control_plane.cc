@@ -1,17 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/net/control_plane.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
+#include "base/fork.h"
+#include "base/log.h"
 #include "group/liveness/timing.h"
 
 namespace tutti::group {
 
 namespace {
 
-constexpr size_t kEarly = 1024;  // notices that are kept
+// Notices that are kept: of groups that are not known here, and for ranks that connect later.
+constexpr size_t kEarly = 1024, kKept = 512;
 constexpr uint32_t kIds = 1u << 29;
+
+// Whether the rank at one place tells that at the other, connected or not: at distances of 1, 2, 4,
+// ... in both directions, so that what all pass on gets to all in a logarithmic number of steps.
+bool tells(size_t from, size_t to, size_t size) {
+  const size_t ahead = (to + size - from) % size;
+  return std::has_single_bit(ahead) || std::has_single_bit(size - ahead);
+}
 
 }  // namespace
 
@@ -27,27 +40,30 @@ struct ControlPlane::Frame {
   size_t bytes() const { return offsetof(Frame, text) + length; }
 };
 
+struct ControlPlane::Receiver {
+  Transport::Message* message = nullptr;
+  bool open = false;  // else nothing more comes from there
+  bool left = false;  // it has left the job
+  std::unique_ptr<Frame> frame = std::make_unique_for_overwrite<Frame>();
+};
+
 ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, int rank, int size,
-                           std::vector<int> remote)
-    : transport_(std::move(transport)),
-      rank_(rank),
-      size_(size),
-      remote_(std::move(remote)),
-      receivers_(size_t(size)),
-      frames_(std::make_unique_for_overwrite<Frame[]>(size_t(size))) {
-  for (size_t r = 0; r < receivers_.size(); ++r)
-    if (int(r) != rank_) post_receiver(r);
+                           std::function<bool(int)> is_remote)
+    : transport_(std::move(transport)), rank_(rank), size_(size), is_remote_(std::move(is_remote)) {
+  if (const int port = transport_->port()) base::close_port_in_children(port);
+  for (int r = 0; r < size_ && !transport_->connects_on_demand(); ++r)
+    if (r != rank_) add_peer(r);
 }
 
 void ControlPlane::close() {
   std::lock_guard lock(mutex_);
-  bool lost = false;
-  for (Receiver& receiver : receivers_) {
-    if (receiver.message && !transport_->cancel(receiver.message)) lost = true;
-    receiver = {};
+  for (auto& [rank, receiver] : receivers_) {
+    // The memory of a receive that cannot be cancelled is written to after this.
+    if (receiver.message && !transport_->cancel(receiver.message))
+      static_cast<void>(receiver.frame.release());
+    receiver.message = nullptr;
+    receiver.open = false;
   }
-  // The memory of a receive that cannot be cancelled is written to after this.
-  if (lost) static_cast<void>(frames_.release());
 }
 
 ControlPlane::~ControlPlane() {
@@ -56,14 +72,34 @@ ControlPlane::~ControlPlane() {
     if (message && transport_->test(message) == Transport::State::under_way) frame.release();
 }
 
-void ControlPlane::post_receiver(size_t rank) {
+void ControlPlane::add_peer(int rank) {
   Receiver& receiver = receivers_[rank];
   receiver.open = true;
-  receiver.message =
-      transport_->receive(int(rank), tag(0, MessageKind::notice), &frames_[rank], sizeof(Frame));
+  post_receiver(rank, receiver);
 }
 
-size_t ControlPlane::reserved() const { return receivers_.size() * sizeof(Frame); }
+void ControlPlane::take_connections() {
+  for (const Transport::Connection& made : transport_->new_connections()) {
+    base::close_in_children({&made.socket, 1});
+    add_peer(made.rank);
+    for (const Notice& notice : kept_) send(made.rank, notice);
+  }
+}
+
+bool ControlPlane::is_connected(int rank) const {
+  std::lock_guard lock(mutex_);
+  return receivers_.contains(rank);
+}
+
+void ControlPlane::post_receiver(int rank, Receiver& receiver) {
+  receiver.message =
+      transport_->receive(rank, tag(0, MessageKind::notice), receiver.frame.get(), sizeof(Frame));
+}
+
+size_t ControlPlane::reserved() const {
+  std::lock_guard lock(mutex_);
+  return receivers_.size() * sizeof(Frame);
+}
 
 uint32_t ControlPlane::new_group_id() {
   std::lock_guard lock(mutex_);
@@ -77,7 +113,7 @@ void ControlPlane::add(uint32_t group, Listener* listener) {
   std::lock_guard lock(mutex_);
   listeners_[group] = listener;
   for (const auto& [from, notice] : early_)
-    if (notice.group == group) listener->hear(from, notice);
+    if (notice.group == group) hand_out(from, *listener, notice);
   std::erase_if(early_, [&](const auto& entry) { return entry.second.group == group; });
 }
 
@@ -92,21 +128,36 @@ void ControlPlane::note(const Notice& notice) {
     misses_a_rank_.store(true);
 }
 
-void ControlPlane::tell(int rank, const Notice& notice) {
+void ControlPlane::tell(std::span<const int> ranks, const Notice& notice) {
   note(notice);
   std::lock_guard lock(mutex_);
-  send(rank, notice);
+  take_connections();
+  send_to_all(ranks, notice);
+}
+
+void ControlPlane::send_to_all(std::span<const int> ranks, const Notice& notice) {
+  using Kind = Notice::Kind;
+  const bool failed = notice.kind == Kind::failure;
+  if (failed) failed_.insert(notice.group);
+  const size_t here = size_t(std::ranges::find(ranks, rank_) - ranks.begin());
+  for (size_t i = 0; i < ranks.size(); ++i)
+    if (i != here && (receivers_.contains(ranks[i]) || (failed && tells(here, i, ranks.size()))))
+      send(ranks[i], notice);
+  if (!transport_->connects_on_demand() || notice.kind >= Kind::waiting) return;
+  kept_.push_back(notice);
+  if (kept_.size() > kKept) kept_.pop_front();
 }
 
 void ControlPlane::leave() {
   std::lock_guard lock(mutex_);
-  for (int rank = 0; rank < size_; ++rank)
-    if (rank != rank_) send(rank, {.kind = Notice::Kind::leaving});
+  take_connections();
+  for (const auto& [rank, receiver] : receivers_) send(rank, {.kind = Notice::Kind::leaving});
 }
 
 bool ControlPlane::has_left(int rank) const {
   std::lock_guard lock(mutex_);
-  return receivers_[size_t(rank)].left;
+  const auto found = receivers_.find(rank);
+  return found != receivers_.end() && found->second.left;
 }
 
 void ControlPlane::probe() {
@@ -115,7 +166,12 @@ void ControlPlane::probe() {
   if (probed_ && now - *probed_ < timing::kProbeEvery) return;
   if (!probed_ || now - *probed_ > timing::kHeard) probing_since_ = now;
   probed_ = now;
-  for (const int rank : remote_) send(rank, {.kind = Notice::Kind::probe});
+  take_connections();
+  const auto is_asked = [&](int rank) {
+    return receivers_.contains(rank) || tells(size_t(rank_), size_t(rank), size_t(size_));
+  };
+  for (int rank = 0; rank < size_; ++rank)
+    if (is_asked(rank) && is_remote_(rank)) send(rank, {.kind = Notice::Kind::probe});
 }
 
 bool ControlPlane::hears_other_hosts() const {
@@ -137,33 +193,40 @@ void ControlPlane::send(int rank, const Notice& notice) {
     outgoing_.emplace_back(message, std::move(frame));
 }
 
-void ControlPlane::take(size_t rank, const Frame& frame) {
+void ControlPlane::hand_out(int from, Listener& listener, const Notice& notice) {
+  if (notice.kind == Notice::Kind::failure && !failed_.contains(notice.group))
+    send_to_all(listener.members(), notice);
+  listener.hear(from, notice);
+}
+
+void ControlPlane::take(int rank, Receiver& receiver) {
+  const Frame& frame = *receiver.frame;
   const Notice notice{.group = frame.group,
                       .kind = frame.kind,
                       .code = frame.code,
                       .culprit = frame.culprit,
                       .text = {frame.text, std::min<size_t>(frame.length, sizeof(frame.text))}};
   note(notice);
-  if (std::ranges::find(remote_, int(rank)) != remote_.end()) heard_ = Clock::now();
+  if (is_remote_(rank)) heard_ = Clock::now();
   if (notice.kind == Notice::Kind::probe) {
-    send(int(rank), {.kind = Notice::Kind::reply});
+    send(rank, {.kind = Notice::Kind::reply});
   } else if (notice.kind == Notice::Kind::leaving && notice.group == 0) {
-    receivers_[rank].left = true;
+    receiver.left = true;
   } else if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
-    found->second->hear(int(rank), notice);
+    hand_out(rank, *found->second, notice);
   } else if (notice.kind < Notice::Kind::waiting) {
-    early_.emplace_back(int(rank), notice);
+    early_.emplace_back(rank, notice);
     if (early_.size() > kEarly) early_.pop_front();
   }
 }
 
 void ControlPlane::dispatch() {
   std::lock_guard lock(mutex_);
+  take_connections();
   std::erase_if(outgoing_, [&](const auto& entry) {
     return transport_->test(entry.first) != Transport::State::under_way;
   });
-  for (size_t r = 0; r < receivers_.size(); ++r) {
-    Receiver& receiver = receivers_[r];
+  for (auto& [rank, receiver] : receivers_)
     while (receiver.open) {
       const Transport::State state =
           receiver.message ? transport_->test(receiver.message) : Transport::State::over;
@@ -173,10 +236,19 @@ void ControlPlane::dispatch() {
         receiver.open = false;
         break;
       }
-      take(r, frames_[r]);
-      post_receiver(r);
+      take(rank, receiver);
+      post_receiver(rank, receiver);
     }
-  }
+}
+
+void ControlPlane::warn_of_strangers() {
+  std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (now - warned_ < timing::kWarnEvery) return;
+  const std::string refused = transport_->refused();
+  if (refused.empty()) return;
+  warned_ = now;
+  base::log(base::LogLevel::warning, fmt::format("rank {}: {}", rank_, refused));
 }
 
 }  // namespace tutti::group

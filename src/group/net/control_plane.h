@@ -8,11 +8,14 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,13 +48,15 @@ class ControlPlane final : public Pump {
   class Listener {
    public:
     virtual void hear(int from, const Notice& notice) = 0;  // `from` is a rank of the job
+    virtual std::span<const int> members() const = 0;       // of the group; ranks of the job
 
    protected:
     ~Listener() = default;
   };
 
-  // `remote`: the ranks on other hosts.
-  ControlPlane(std::unique_ptr<Transport> transport, int rank, int size, std::vector<int> remote);
+  // `is_remote`: whether a rank is on another host.
+  ControlPlane(std::unique_ptr<Transport> transport, int rank, int size,
+               std::function<bool(int rank)> is_remote);
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
 
@@ -66,8 +71,12 @@ class ControlPlane final : public Pump {
   void add(uint32_t group, Listener* listener);
   void remove(uint32_t group);
 
-  // One way.
-  void tell(int rank, const Notice& notice);
+  // One way. Those of `ranks` that are connected with this one hear the notice now. Of a failure,
+  // some others do, too, and every rank that hears of it passes it on. Of a failure, and if this
+  // rank leaves, the rest hear it when they connect.
+  void tell(std::span<const int> ranks, const Notice& notice);
+  // Whether the transport has, or had, a connection to this rank.
+  bool is_connected(int rank) const;
   // Hands out the notices that have come.
   void dispatch();
   // Drives the transport, and hands out notices.
@@ -75,7 +84,7 @@ class ControlPlane final : public Pump {
     transport_->progress();
     dispatch();
   }
-  // Asks the ranks on other hosts for a reply, at most every timing::kProbeEvery.
+  // Asks ranks on other hosts for a reply, at most every timing::kProbeEvery.
   void probe();
   // Whether any of them was heard within timing::kHeard. True before the first probe.
   bool hears_other_hosts() const;
@@ -83,39 +92,43 @@ class ControlPlane final : public Pump {
   // vain.
   bool misses_a_rank() const { return misses_a_rank_.load(); }
   size_t reserved() const;  // as that of Backend
-  // Tells all ranks that this one leaves the job, and with it every group.
+  // Tells the ranks that are connected that this one leaves the job, and with it every group.
   void leave();
   bool has_left(int rank) const;
+  // Logs what other programs tried at this rank's port, at most once a second.
+  void warn_of_strangers();
   // Hears nothing from now on.
   void close();
 
  private:
   struct Frame;
   using Clock = base::Clock;
-  void post_receiver(size_t rank);
-  void take(size_t rank, const Frame& frame);
+  struct Receiver;
+  void take_connections();
+  void add_peer(int rank);
+  void post_receiver(int rank, Receiver& receiver);
+  void take(int rank, Receiver& receiver);
+  void hand_out(int from, Listener& listener, const Notice& notice);
   void note(const Notice& notice);
   void send(int rank, const Notice& notice);
+  void send_to_all(std::span<const int> ranks, const Notice& notice);
 
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
-  const std::vector<int> remote_;
+  const std::function<bool(int)> is_remote_;
   mutable std::mutex mutex_;
   std::atomic<bool> misses_a_rank_{false};
   uint64_t ids_ = 0;
   std::map<uint32_t, Listener*> listeners_;
-  struct Receiver {
-    Transport::Message* message = nullptr;
-    bool open = false;  // else nothing more comes from there
-    bool left = false;  // it has left the job
-  };
-  std::vector<Receiver> receivers_;  // by rank
-  std::unique_ptr<Frame[]> frames_;  // for them; untouched until something comes
+  std::map<int, Receiver> receivers_;  // by rank: those that are connected
   std::list<std::pair<Transport::Message*, std::unique_ptr<Frame>>> outgoing_;
   std::optional<Clock::time_point> probing_since_, probed_;  // while it is asked to; and last
   Clock::time_point heard_{};                                // a rank on another host
   // Notices of groups that are not known here, or not yet.
   std::deque<std::pair<int, Notice>> early_;
+  std::deque<Notice> kept_;     // for ranks that connect later
+  std::set<uint32_t> failed_;   // groups whose failure was told, or passed on
+  Clock::time_point warned_{};  // of refused connections
 };
 
 }  // namespace tutti::group

@@ -13,16 +13,33 @@ namespace tutti::group {
 
 using base::Clock;
 
-size_t PeerChannels::reserved() const { return 2 * group_.ranks.size() * kGreetingBytes; }
+size_t PeerChannels::PeerStates::count_greetings() const {
+  size_t count = 0;
+  for (const std::atomic<Chunk*>& entry : chunks_)
+    if (const Chunk* const chunk = entry.load(std::memory_order_acquire))
+      count += size_t(std::ranges::count_if(
+          *chunk, [](const PeerState& peer) { return peer.greetings != nullptr; }));
+  return count;
+}
 
-std::byte* PeerChannels::greeting_to(int peer) const {
-  return greetings_.get() + 2 * size_t(peer) * greeting_stride_;
+size_t PeerChannels::reserved() const {
+  return 2 * peer_states_.count_greetings() * greeting_stride_;
 }
-std::byte* PeerChannels::greeting_from(int peer) const {
-  return greeting_to(peer) + greeting_stride_;
+
+uint64_t PeerChannels::operation_of(int peer) const {
+  const PeerState* const state = peer_states_.find(peer);
+  return state ? state->heard.load(std::memory_order_relaxed) : 0;
 }
-const std::byte* PeerChannels::told(int peer) const { return greeting_from(peer) + kGreetingData; }
-std::byte* PeerChannels::to_tell(int peer) const { return greeting_to(peer) + kGreetingData; }
+
+std::byte* PeerChannels::greeting_to(int peer) {
+  PeerState& state = peer_states_.make(peer);
+  if (!state.greetings)
+    state.greetings = std::make_unique_for_overwrite<std::byte[]>(2 * greeting_stride_);
+  return state.greetings.get();
+}
+std::byte* PeerChannels::greeting_from(int peer) { return greeting_to(peer) + greeting_stride_; }
+const std::byte* PeerChannels::told(int peer) { return greeting_from(peer) + kGreetingData; }
+std::byte* PeerChannels::to_tell(int peer) { return greeting_to(peer) + kGreetingData; }
 
 PeerChannels::Handshake::Handshake(PeerChannels& channels, std::span<const int> to,
                                    std::span<const size_t> bytes, std::span<const int> from)
@@ -43,7 +60,7 @@ void PeerChannels::Handshake::finish() {
     transfers_.wait(told_ + i);
     Greeting theirs;
     std::memcpy(&theirs, channels_.greeting_from(from_[i]), sizeof(theirs));
-    channels_.heard_[size_t(from_[i])].store(theirs.number, std::memory_order_relaxed);
+    channels_.peer_states_.make(from_[i]).heard.store(theirs.number, std::memory_order_relaxed);
     if (theirs.hash == channels_.hash_ && theirs.number == channels_.number_) continue;
     transfers_.settle(timing::kSettle);
     std::vector<int> heard(from_.begin(), from_.end());

@@ -35,9 +35,7 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
       liveness_(std::move(peers), latch_, control_.get()),
       crowded_(liveness_.peers().crowded()),
       greeting_stride_(base::is_length_only(0) ? kGreetingData : kGreetingBytes),
-      greetings_(
-          std::make_unique_for_overwrite<std::byte[]>(2 * group_.ranks.size() * greeting_stride_)),
-      heard_(group_.ranks.size()) {
+      peer_states_(group_.ranks.size()) {
   latch_.on_set([this](const FailureLatch::Event& event) {
     if (event.from_peer)
       told_failure_.store(true);
@@ -51,20 +49,9 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
 
 PeerChannels::~PeerChannels() {
   control_->remove(group_.id);
-  if (has_lost_memory()) static_cast<void>(greetings_.release());
-  // Whoever failed first told all, but may not reach a peer that this rank still reaches.
-  if (const auto failure = latch_.failure())
-    tell_all({.group = group_.id,
-              .code = failure->code,
-              .culprit = failure->rank,
-              .text = failure->text});
+  if (has_lost_memory()) peer_states_.abandon();
   tell_all({.group = group_.id, .kind = Notice::Kind::leaving});
   transport_.progress();
-}
-
-void PeerChannels::tell_all(const Notice& notice) {
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank()) control_->tell(outer(peer), notice);
 }
 
 void PeerChannels::tell_failure(const cluster::Failure& failure) {
@@ -220,7 +207,7 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
       next = now + timing::kPoll;
     }
     transport_.sleep(message, timing::kPoll);
-    transport_.progress();
+    control_->pump();
     if (over(transport_.test(message))) return;
   }
 }
@@ -233,9 +220,12 @@ void PeerChannels::fail_since_lost(const Wait& wait) {
   if (has_left(wait.peer))
     liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
   const std::string loss = transport_.loss(outer(wait.peer));
+  const std::string what =
+      !control_->is_connected(outer(wait.peer))
+          ? "cannot be reached " + loss
+          : "is lost: the connection to it broke" + (loss.empty() ? "" : " (" + loss + ")");
   liveness_.fail(wait.peer, ErrorCode::unavailable,
-                 fmt::format("{}: {} is lost: the connection to it broke{}; {}", wait.during(),
-                             liveness_.name(wait.peer), loss.empty() ? "" : " (" + loss + ")",
+                 fmt::format("{}: {} {}; {}", wait.during(), liveness_.name(wait.peer), what,
                              liveness_.progress(wait.peer, operation_of(wait.peer))));
 }
 

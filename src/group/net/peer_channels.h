@@ -5,11 +5,15 @@
 
 #include <tutti/error.h>
 
+#include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "group/core/operation.h"
@@ -110,8 +114,8 @@ class PeerChannels final : private ControlPlane::Listener {
     if (window) window->next_phase();
     handshake.finish();
   }
-  const std::byte* told(int peer) const;
-  std::byte* to_tell(int peer) const;
+  const std::byte* told(int peer);
+  std::byte* to_tell(int peer);
 
   // Between two ranks, beside the collectives.
   void send(const Description& what, const detail::Memory& in, int64_t tag, Timeouts timeouts);
@@ -144,6 +148,38 @@ class PeerChannels final : private ControlPlane::Listener {
 
     std::string during() const { return described(what, number); }
   };
+  // Of a peer that this rank has exchanged greetings with.
+  struct PeerState {
+    std::atomic<uint64_t> heard{0};               // the last operation of its greetings
+    std::unique_ptr<std::byte[]> greetings = {};  // to it, and from it
+  };
+  // Peers are many, and those that a rank deals with few: their states are made when first needed,
+  // by the thread of the collectives. Any thread may look one up.
+  class PeerStates {
+   public:
+    explicit PeerStates(size_t peers) : chunks_((peers + kChunk - 1) / kChunk) {}
+    ~PeerStates() {
+      for (const std::atomic<Chunk*>& chunk : chunks_) delete chunk.load();
+    }
+    // Null: it has none yet.
+    PeerState* find(int peer) const {
+      Chunk* const chunk = chunks_[size_t(peer) / kChunk].load(std::memory_order_acquire);
+      return chunk ? &(*chunk)[size_t(peer) % kChunk] : nullptr;
+    }
+    PeerState& make(int peer) {
+      if (PeerState* const made = find(peer)) return *made;
+      chunks_[size_t(peer) / kChunk].store(new Chunk, std::memory_order_release);
+      return *find(peer);
+    }
+    // Leaves all memory to what may still write to it.
+    void abandon() { new std::vector<std::atomic<Chunk*>>(std::move(chunks_)); }
+    size_t count_greetings() const;
+
+   private:
+    static constexpr size_t kChunk = 32;
+    using Chunk = std::array<PeerState, kChunk>;
+    std::vector<std::atomic<Chunk*>> chunks_;
+  };
   // One message, cancelled if it is not waited for to the end.
   struct Transfer {
     Transfer(PeerChannels& c, Transport::Message* m) : channels(c), message(m) {}
@@ -156,8 +192,8 @@ class PeerChannels final : private ControlPlane::Listener {
   uint32_t tag(MessageKind kind) const { return ControlPlane::tag(group_.id, kind); }
   int outer(int peer) const { return group_.ranks[size_t(peer)]; }
   void cancel(Transport::Message* message);
-  std::byte* greeting_to(int peer) const;
-  std::byte* greeting_from(int peer) const;
+  std::byte* greeting_to(int peer);
+  std::byte* greeting_from(int peer);
   // Until it is over, and null.
   void await(Transport::Message*& message, const Wait& wait);
   [[noreturn]] void fail_since_lost(const Wait& wait);
@@ -165,7 +201,8 @@ class PeerChannels final : private ControlPlane::Listener {
   // `culprit`: the only rank of the job that is awaited, or -1.
   void announce(Deadline& deadline, int culprit);
   void hear(int from, const ControlPlane::Notice& notice) override;
-  void tell_all(const ControlPlane::Notice& notice);
+  std::span<const int> members() const override { return group_.ranks; }
+  void tell_all(const ControlPlane::Notice& notice) { control_->tell(group_.ranks, notice); }
   void tell_failure(const cluster::Failure& failure);
   bool has_left(int peer) const;
   bool is_on_this_host(int of_job) const;
@@ -175,7 +212,7 @@ class PeerChannels final : private ControlPlane::Listener {
   [[noreturn]] void disagree(std::span<const int> peers);  // whose greetings are here
   void show_list();
   std::vector<ListedTensor> list_of(int peer, const Greeting& greeting);
-  uint64_t operation_of(int peer) const { return heard_[size_t(peer)].load(); }
+  uint64_t operation_of(int peer) const;
 
   const GroupMembers group_;
   const std::shared_ptr<ControlPlane> control_;
@@ -191,13 +228,12 @@ class PeerChannels final : private ControlPlane::Listener {
   std::span<const Piece> list_;  // of the operation
   WaitState wait_state_;
   const size_t greeting_stride_;
-  std::unique_ptr<std::byte[]> greetings_;  // to and from each peer
+  PeerStates peer_states_;
   // Kept, since most operations need as much as the last.
   std::vector<size_t> told_bytes_;
   std::vector<std::vector<Transfers::Item>> spare_items_;
 
   std::atomic<bool> told_failure_{false}, lost_memory_{false};
-  std::vector<std::atomic<uint64_t>> heard_;            // the last operation of a peer's handshake
   std::map<int, std::vector<EarlyMessage>> unclaimed_;  // by sender
   // What peers say besides.
   mutable std::mutex mutex_;

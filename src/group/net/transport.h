@@ -55,8 +55,20 @@ class Transport {
   // Why nothing more can come from a rank; empty while it may.
   virtual std::string loss(int rank) const = 0;
 
-  // Its connections, if it knows their descriptors.
-  virtual std::vector<int> sockets() { return {}; }
+  // A transport that connects on demand makes the connection to a rank when a message is sent to it
+  // or awaited from it. Any other has all connections from the beginning.
+  virtual bool connects_on_demand() const { return false; }
+  // Connections that were made since this was asked last, by this rank or by the other; only if
+  // they are made on demand.
+  struct Connection {
+    int rank;
+    int socket;
+  };
+  virtual std::vector<Connection> new_connections() { return {}; }
+  // The TCP port at which this rank accepts connections; 0: it does not.
+  virtual int port() const { return 0; }
+  // What other programs tried at that port since this was asked last, as text; empty: nothing.
+  virtual std::string refused() { return {}; }
 };
 
 // One process before it knows the others.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two halves of the module share: the connections, and the transport over them.
+// What the parts of the module share.
 #pragma once
 
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -38,7 +40,27 @@ class File {
 
 inline std::string problem(int error) { return std::generic_category().message(error); }
 
-// One connection per rank; none to this one.
-std::unique_ptr<Transport> make_transport(std::vector<File> files, int rank);
+// Of a rank; those that have its address know it. It never crosses a connection of this module.
+using Secret = std::array<unsigned char, 16>;
+
+// Where a rank listens.
+struct PeerAddress {
+  std::string text;  // as errors have it: "10.0.0.3:4711"
+  sockaddr_storage name{};
+  socklen_t size = 0;
+  Secret secret{};
+};
+
+// This rank's place among the others.
+struct Place {
+  int rank;
+  File listener;
+  std::vector<PeerAddress> ranks;  // by rank
+};
+
+// Begins with a connection to another host, if there is one: UnavailableError if that host cannot
+// be reached. `check` throws if the job has failed meanwhile.
+std::unique_ptr<Transport> make_transport(Place place, std::chrono::nanoseconds timeout,
+                                          const std::function<void()>& check);
 
 }  // namespace tutti::group::tcp

@@ -24,7 +24,7 @@
 #include <utility>
 
 #include "group/liveness/timing.h"
-#include "group/net/tcp/sockets.h"
+#include "group/net/tcp/connector.h"
 #include "group/net/transport_parts.h"
 
 namespace tutti::group::tcp {
@@ -67,8 +67,10 @@ struct Early {
 };
 
 struct Peer {
-  File file;
-  std::atomic<const char*> loss{nullptr};
+  explicit Peer(int r) : rank(r) {}
+  const int rank;
+  File file;  // none before it is connected, and after it was lost
+  std::string loss = {};
   uint32_t interest = 0;  // of the epoll
 
   // What comes: a head, then `left` bytes, which go to `to`; null: they are dropped.
@@ -91,33 +93,39 @@ struct Peer {
 
 class TcpTransport : public Transport {
  public:
-  // A connection per rank; none to this one.
-  TcpTransport(std::vector<File> files, int rank) : peers_(files.size()) {
-    epoll_ = File(epoll_create1(EPOLL_CLOEXEC));
-    if (!epoll_)
-      throw ResourceExhaustedError(
-          fmt::format("tcp: no epoll: {}; raise ulimit -n", problem(errno)));
-    for (size_t r = 0; r < peers_.size(); ++r) {
-      if (int(r) == rank) continue;
-      peers_[r].file = std::move(files[r]);
-      watch(peers_[r]);
-    }
-  }
+  explicit TcpTransport(Place place)
+      : rank_(place.rank), peers_(place.ranks.size()), connector_(std::move(place), epoll_.get()) {}
   ~TcpTransport() override {
-    for (const Peer& peer : peers_)
-      if (peer.file) shutdown(peer.file.get(), SHUT_WR);
+    for (const Peer* peer : connected_) shutdown(peer->file.get(), SHUT_WR);
+  }
+
+  // Returns when the system of another host has taken a call.
+  void reach_another_host(Clock::time_point until, const std::function<void()>& check) {
+    const int next = next_host();
+    if (next == rank_) return;
+    std::lock_guard lock(mutex_);
+    const Peer& peer = called(next);
+    while (peer.loss.empty() && !connector_.is_reached(next)) {
+      check();
+      if (Clock::now() > until)
+        fail_to_reach(next,
+                      fmt::format("at {}: it does not answer", connector_.address(next).text));
+      nap(duration_cast<milliseconds>(timing::kConnectPoll));
+      progress_locked();
+    }
+    if (!peer.loss.empty()) fail_to_reach(next, peer.loss);
   }
 
   const char* name() const override { return "tcp"; }
 
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
     std::lock_guard lock(mutex_);
-    Peer& peer = peers_[size_t(to)];
+    Peer& peer = called(to);
     const Head head{bytes, uint32_t(tag)};
-    if (!peer.file) return message({{}, to, true, State::failed, nullptr, 0, head});
+    if (!peer.loss.empty()) return message({{}, to, true, State::failed, nullptr, 0, head});
     auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(data));
     ssize_t sent = 0;
-    if (peer.unsent.empty()) {
+    if (peer.file && peer.unsent.empty()) {
       sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
                               : send_from(peer, head, from, bytes, 0);
       if (sent == ssize_t(sizeof(head) + bytes)) return nullptr;
@@ -134,7 +142,7 @@ class TcpTransport : public Transport {
 
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
     std::lock_guard lock(mutex_);
-    Peer& peer = peers_[size_t(from)];
+    Peer& peer = called(from);
     const uint32_t short_tag = uint32_t(tag);
     auto* const to = static_cast<std::byte*>(data);
     TcpMessage asked{{}, from, false, State::under_way, to, bytes, {bytes, short_tag}};
@@ -178,13 +186,14 @@ class TcpTransport : public Transport {
     if (!given) return State::over;
     std::lock_guard lock(mutex_);
     TcpMessage* const message = own(given);
+    Peer& peer = peer_of(message->peer);
     State state = test_locked(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
       // If nothing waits to be sent, only one socket matters; the others get a look now and then.
       bool much = false;
-      if (message->sending || unsent_ || i + 1 == times)
+      if (message->sending || unsent_ || !peer.file || i + 1 == times)
         progress_locked();
-      else if ((much = read(peers_[size_t(message->peer)], message)))
+      else if ((much = read(peer, message)))
         sleepers_.wake();
       state = test_locked(message);
       if (much) break;  // other threads may want to send
@@ -201,7 +210,7 @@ class TcpTransport : public Transport {
     if (!given) return true;
     std::lock_guard lock(mutex_);
     TcpMessage* const message = own(given);
-    Peer& peer = peers_[size_t(message->peer)];
+    Peer& peer = peer_of(message->peer);
     if (message->sending && message->state == State::under_way) {
       if (message->done == 0) {
         std::erase(peer.unsent, message);
@@ -239,16 +248,22 @@ class TcpTransport : public Transport {
   }
 
   std::string loss(int rank) const override {
-    const char* const text = peers_[size_t(rank)].loss.load();
-    return text ? text : "";
+    std::lock_guard lock(mutex_);
+    const Peer* const peer = peers_[size_t(rank)].get();
+    return peer ? peer->loss : "";
   }
 
-  std::vector<int> sockets() override {
+  bool connects_on_demand() const override { return true; }
+  std::vector<Connection> new_connections() override {
+    if (!has_new_.load(std::memory_order_relaxed)) return {};
     std::lock_guard lock(mutex_);
-    std::vector<int> all;
-    for (const Peer& peer : peers_)
-      if (peer.file) all.push_back(peer.file.get());
-    return all;
+    has_new_.store(false, std::memory_order_relaxed);
+    return std::exchange(new_, {});
+  }
+  int port() const override { return connector_.port(); }
+  std::string refused() override {
+    std::lock_guard lock(mutex_);
+    return connector_.take_refused();
   }
 
   void flush(std::chrono::nanoseconds at_most) override {
@@ -273,6 +288,49 @@ class TcpTransport : public Transport {
     return state;
   }
 
+  Peer& peer_of(int rank) {
+    std::unique_ptr<Peer>& peer = peers_[size_t(rank)];
+    if (!peer) peer = std::make_unique<Peer>(rank);
+    return *peer;
+  }
+  // With a connection, now or soon.
+  Peer& called(int rank) {
+    Peer& peer = peer_of(rank);
+    if (peer.file || !peer.loss.empty()) return peer;
+    connector_.call(rank);
+    settle_calls();
+    return peer;
+  }
+  void settle_calls() {
+    for (Connector::Made& made : connector_.take_made()) {
+      Peer& peer = peer_of(made.rank);
+      peer.file = std::move(made.file);
+      connected_.push_back(&peer);
+      new_.push_back({made.rank, peer.file.get()});
+      has_new_.store(true, std::memory_order_relaxed);
+      watch(peer);
+    }
+    for (const Connector::Failed& failed : connector_.take_failed())
+      lose(peer_of(failed.rank), failed.why);
+  }
+  // The next rank with another address, or the next one; this one if it is alone.
+  int next_host() const {
+    const int ranks = int(peers_.size());
+    const auto host_of = [&](int rank) {
+      const std::string& text = connector_.address(rank).text;
+      return std::string_view(text).substr(0, text.rfind(':'));
+    };
+    for (int i = 1; i < ranks; ++i)
+      if (const int rank = (rank_ + i) % ranks; host_of(rank) != host_of(rank_)) return rank;
+    return (rank_ + 1) % ranks;
+  }
+  [[noreturn]] void fail_to_reach(int rank, const std::string& why) const {
+    throw UnavailableError(fmt::format(
+        "tcp: rank {} cannot be reached from rank {} {}; are their interfaces in one network, and "
+        "no firewall between them? TUTTI_INTERFACES names those to use",
+        rank, rank_, why));
+  }
+
   static void deliver(const Early& early, TcpMessage& message) {
     if (early.bytes > message.bytes) {
       message.state = State::too_long;
@@ -285,11 +343,10 @@ class TcpTransport : public Transport {
   // Whether all that was sent has reached the other sides.
   bool is_all_taken() const {
     if (unsent_) return false;
-    for (const Peer& peer : peers_) {
+    return std::ranges::none_of(connected_, [](const Peer* peer) {
       int left = 0;
-      if (peer.file && ioctl(peer.file.get(), SIOCOUTQ, &left) == 0 && left > 0) return false;
-    }
-    return true;
+      return ioctl(peer->file.get(), SIOCOUTQ, &left) == 0 && left > 0;
+    });
   }
 
   // What the epoll is to look at for this rank.
@@ -300,7 +357,7 @@ class TcpTransport : public Transport {
     if (interest == peer.interest) return;
     epoll_event event{};
     event.events = interest;
-    event.data.u64 = uint64_t(&peer - peers_.data());
+    event.data.u64 = uint64_t(peer.rank);
     const int what = !peer.interest ? EPOLL_CTL_ADD : !interest ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
     if (epoll_ctl(epoll_.get(), what, peer.file.get(), &event) != 0)
       return lose(peer, "the system cannot watch it any more");
@@ -309,8 +366,8 @@ class TcpTransport : public Transport {
 
   // Nothing more goes to this rank, nor comes from it. A receive from it stays under way: its
   // caller asks for the loss.
-  void lose(Peer& peer, const char* why) {
-    peer.loss.store(why);
+  void lose(Peer& peer, const std::string& why) {
+    peer.loss = why;
     for (TcpMessage* const waits : peer.unsent) {
       waits->state = State::failed;
       --unsent_;
@@ -319,9 +376,11 @@ class TcpTransport : public Transport {
     sleepers_.wake();
     peer.into = nullptr;
     peer.to = nullptr;
+    if (!peer.file) return;
     // A child of this process may have the file, too.
     if (peer.interest) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.file.get(), nullptr);
     shutdown(peer.file.get(), SHUT_RDWR);
+    std::erase(connected_, &peer);
     peer.file = File();
     peer.interest = 0;
   }
@@ -499,12 +558,22 @@ class TcpTransport : public Transport {
   bool progress_locked() {
     std::array<epoll_event, 64> events;
     const int n = epoll_wait(epoll_.get(), events.data(), int(events.size()), 0);
-    bool happened = false;
+    bool happened = false, attended = false;
     for (int i = 0; i < n; ++i) {
-      Peer& peer = peers_[events[size_t(i)].data.u64];
+      const uint64_t event = events[size_t(i)].data.u64;
+      if (Connector::owns(event)) {
+        connector_.attend(event);
+        happened = attended = true;
+        continue;
+      }
+      Peer& peer = *peers_[event];
       const uint32_t what = events[size_t(i)].events;
       if (what & ~uint32_t(EPOLLOUT)) happened |= read(peer);
       if (what & EPOLLOUT && peer.file) happened |= write(peer);
+    }
+    if (attended || connector_.has_deadlines()) {
+      connector_.keep_time();
+      settle_calls();
     }
     if (happened) sleepers_.wake();
     return happened;
@@ -514,9 +583,22 @@ class TcpTransport : public Transport {
     poll(&file, 1, int(at_most.count()));
   }
 
-  std::vector<Peer> peers_;
-  File epoll_;
-  std::mutex mutex_;
+  static File open_epoll() {
+    File epoll(epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll)
+      throw ResourceExhaustedError(
+          fmt::format("tcp: no epoll: {}; raise ulimit -n", problem(errno)));
+    return epoll;
+  }
+
+  const int rank_;
+  const File epoll_ = open_epoll();
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null: nothing was asked of it
+  std::vector<Peer*> connected_;
+  std::vector<Connection> new_;
+  std::atomic<bool> has_new_{false};
+  Connector connector_;
   std::array<std::byte, kAhead> ahead_;
   std::array<iovec, 3> places_;
   Pool<TcpMessage> messages_;
@@ -527,8 +609,13 @@ class TcpTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_transport(std::vector<File> files, int rank) {
-  return std::make_unique<TcpTransport>(std::move(files), rank);
+std::unique_ptr<Transport> make_transport(Place place, std::chrono::nanoseconds timeout,
+                                          const std::function<void()>& check) {
+  constexpr std::chrono::nanoseconds kYear = std::chrono::hours(24 * 365);
+  auto transport = std::make_unique<TcpTransport>(std::move(place));
+  // The timeout may be the largest.
+  transport->reach_another_host(Clock::now() + std::min(timeout, kYear), check);
+  return transport;
 }
 
 }  // namespace tutti::group::tcp

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The connections of a rank while they are being made: it calls peers, and answers those that call.
+// A connection counts once both sides have proved that they know the secret of the called rank:
+//
+//   caller to called   Opening     which rank calls which, and a random number
+//   called to caller   Challenge   another random number, and a keyed hash of what was said
+//   caller to called   Answer      another keyed hash of it
+//   called to caller   Verdict
+//
+// If two ranks call each other at once, the call of the higher one counts. Any other program that
+// connects is a stranger: it gets little time, and strangers get few descriptors.
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "group/net/tcp/sockets.h"
+
+namespace tutti::group::tcp {
+
+// Never blocks. Not thread-safe.
+class Connector {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Made {
+    int rank;
+    File file;
+  };
+  struct Failed {
+    int rank;
+    std::string why;  // "at 10.0.0.3:4711: Connection refused"
+  };
+
+  // `epoll` reports the files of this connector, with numbers that it owns.
+  Connector(Place place, int epoll);
+  ~Connector();
+
+  // Connects to a peer, unless that has begun.
+  void call(int peer);
+  // Whether the system of that peer has taken the call, or a connection to it was made.
+  bool is_reached(int peer) const;
+
+  static bool owns(uint64_t event) { return event >> 63; }
+  void attend(uint64_t event);
+  // Whether keep_time() has something to do, soon or now.
+  bool has_deadlines() const { return !calls_.empty() || !conversations_.empty() || !listens_; }
+  void keep_time();
+
+  std::vector<Made> take_made() { return std::exchange(made_, {}); }
+  std::vector<Failed> take_failed() { return std::exchange(failed_, {}); }
+  // As that of Transport.
+  std::string take_refused();
+
+  int port() const;
+  const PeerAddress& address(int rank) const { return place_.ranks[size_t(rank)]; }
+
+ private:
+  using Nonce = std::array<unsigned char, 16>;
+  using Digest = std::array<unsigned char, 32>;
+  struct Opening {
+    uint32_t mark = kMark;
+    uint32_t to = 0, from = 0;
+    Nonce nonce{};
+  };
+  struct Challenge {
+    Nonce nonce{};
+    Digest proof{};
+  };
+  enum class Verdict : uint32_t { welcome = 1, wait_for_mine, second };
+  enum class Stage { connecting, opening, challenge, answer, verdict };  // what is awaited
+  // With a peer that is called, or with one that has called.
+  struct Conversation {
+    uint64_t event;
+    File file;
+    Stage stage;
+    Clock::time_point deadline;
+    std::string host = {};  // of one that has called
+    Opening opening = {};
+    Challenge challenge = {};
+    Digest answer = {};
+    Verdict verdict = {};
+    size_t got = 0;  // of what is awaited
+  };
+  using Conversations = std::list<Conversation>;  // the oldest first
+  struct Call {
+    Conversations::iterator conversation;  // the end: there is none at the moment
+    Clock::time_point again = Clock::time_point::max();  // when the next one begins
+  };
+  enum class Side { caller, called };
+
+  Digest proof_of(Side side, const Conversation& about) const;
+  Conversations::iterator begin(File file, Stage stage, uint32_t interest);
+  void end(Conversations::iterator conversation) { conversations_.erase(conversation); }
+  void listen(bool on);
+  void accept_all();
+  void make_room();
+  void dial(int peer, Call& call);
+  void call_failed(int peer, int error);
+  void call_again(int peer);
+  // Reads what is awaited. Whether all of it is there; throws an errno, 0 for the end.
+  bool hear(Conversation& conversation);
+  void go_on(Conversations::iterator conversation);
+  void answer_caller(Conversations::iterator conversation);
+  void refuse(Conversations::iterator conversation, const char* why);
+  void has_connection(int peer, Conversations::iterator conversation);
+
+  Place place_;
+  const int epoll_;
+  const size_t most_strangers_;
+  bool listens_ = false;
+  Clock::time_point listens_again_{}, looks_again_{};
+  uint64_t events_ = 0;
+  Conversations conversations_;
+  std::map<int, Call> calls_;
+  std::vector<bool> connected_;  // ranks that need no connection any more
+  std::vector<Made> made_;
+  std::vector<Failed> failed_;
+  int refused_ = 0;
+  std::string last_refused_;
+};
+
+}  // namespace tutti::group::tcp
