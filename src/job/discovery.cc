@@ -99,7 +99,7 @@ std::unique_ptr<Transport> connect(const RegisteredTransport& transport, Bootstr
                                    const TransportOptions& options, Link& link) {
   const TransportModule& module = load_transport(transport, boot);
   const TransportKind& kind = transport.kind;
-  expect_descriptors(kind.descriptors + kind.descriptors_per_peer * (boot.size() - 1), boot);
+  expect_descriptors(kind.descriptors + kind.files_for(boot.size() - 1), boot);
   const std::unique_ptr<Endpoint> endpoint = module.open(options);
   std::vector<std::string> addresses;
   for (const std::string& text :

@@ -23,8 +23,8 @@ class Machine final : public Site {
     const RegisteredTransport* const named = find_transport(base::settings().backend);
     const RegisteredTransport* const expected = named ? named : preferred_;
     // For each peer a pidfd or a connection, if the transport needs one.
-    const int per_peer = expected ? expected->kind.descriptors_per_peer : 1;
-    expect_descriptors(kToJoin + kToConnect + per_peer * (boot.size() - 1) +
+    const int peers = boot.size() - 1;
+    expect_descriptors(kToJoin + kToConnect + (expected ? expected->kind.files_for(peers) : peers) +
                            (boot.membership.serves ? boot.size() + 1 : 0),
                        boot);
     return join_service(boot);

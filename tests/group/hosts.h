@@ -10,6 +10,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "group/net/backend.h"
 #include "group/secluded.h"
@@ -90,6 +91,17 @@ class PostOffice {
     ++delivered_;
     changed_.notify_all();
   }
+  // Of ranks that connect on demand.
+  void connect(int one, int other) {
+    std::lock_guard lock(mutex_);
+    if (!connected_.insert(std::minmax(one, other)).second) return;
+    new_peers_[one].push_back({other, -1});
+    new_peers_[other].push_back({one, -1});
+  }
+  std::vector<group::Transport::Connection> new_connections(int rank) {
+    std::lock_guard lock(mutex_);
+    return std::exchange(new_peers_[rank], {});
+  }
   // The most sends at a time that were not tested yet.
   int most_sends() {
     std::lock_guard lock(mutex_);
@@ -145,19 +157,25 @@ class PostOffice {
   int sends_ = 0, most_sends_ = 0;
   std::map<Key, Box> boxes_;
   std::vector<int> lost_;
+  std::set<std::pair<int, int>> connected_;
+  std::map<int, std::vector<group::Transport::Connection>> new_peers_;
 };
 
 class PostedTransport : public group::Transport {
  public:
-  PostedTransport(std::shared_ptr<PostOffice> office, int rank)
-      : office_(std::move(office)), rank_(rank) {}
+  PostedTransport(std::shared_ptr<PostOffice> office, int rank, bool on_demand = false)
+      : office_(std::move(office)), rank_(rank), on_demand_(on_demand) {}
   const char* name() const override { return "posted"; }
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
+    if (on_demand_) office_->connect(rank_, to);
     return office_->send({rank_, to, tag}, data, bytes);
   }
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
+    if (on_demand_) office_->connect(rank_, from);
     return office_->receive({from, rank_, tag}, data, bytes);
   }
+  bool connects_on_demand() const override { return on_demand_; }
+  std::vector<Connection> new_connections() override { return office_->new_connections(rank_); }
   State test(Message* message) override {
     return message ? office_->test(own(message)) : State::over;
   }
@@ -185,6 +203,7 @@ class PostedTransport : public group::Transport {
 
   const std::shared_ptr<PostOffice> office_;
   const int rank_;
+  const bool on_demand_;
 };
 
 // Rank r on host host_of(r).

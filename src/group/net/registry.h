@@ -3,6 +3,8 @@
 // folder here and a line tutti_transport() in src/CMakeLists.txt, which generates the table.
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <span>
 #include <string_view>
 
@@ -25,6 +27,8 @@ struct TransportKind {
   const char* elsewhere = "";       // why a job of any other launcher cannot have it
   // Files that a process opens for it.
   int descriptors = 0, descriptors_per_peer = 0;
+  int most_peers = std::numeric_limits<int>::max();  // that it opens such files for, in most jobs
+  int files_for(int peers) const { return descriptors_per_peer * std::min(peers, most_peers); }
   // Whether a job should use it on this network if TUTTI_BACKEND is empty. Null: never.
   bool (*is_preferred)(const TransportOptions& options) = nullptr;
   // Called before its module is loaded. Null: nothing to do.

@@ -85,9 +85,7 @@ class Sleepers {
   static int new_bell() {
     const int file = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (file < 0)
-      throw ResourceExhaustedError(
-          "no file is left to wake a thread with: a rank has one for every other rank, and some "
-          "more; raise ulimit -n");
+      throw ResourceExhaustedError("no file is left to wake a thread with; raise ulimit -n");
     return file;
   }
 

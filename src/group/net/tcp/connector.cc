@@ -125,9 +125,8 @@ Connector::Conversations::iterator Connector::begin(File file, Stage stage, uint
   event.events = interest;
   event.data.u64 = number;
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, file.get(), &event) != 0) return conversations_.end();
-  return conversations_.insert(
-      conversations_.end(),
-      {number, std::move(file), stage, Clock::now() + timing::kStrangerTimeout});
+  return conversations_.insert(conversations_.end(), {number, std::move(file), stage,
+                                                      Clock::now() + timing::kStrangerTimeout});
 }
 
 void Connector::call(int peer) {
@@ -139,9 +138,9 @@ void Connector::dial(int peer, Call& call) {
   call = {conversations_.end()};
   const PeerAddress& address = place_.ranks[size_t(peer)];
   File file(socket(address.name.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!file || (::connect(file.get(), reinterpret_cast<const sockaddr*>(&address.name),
-                          address.size) != 0 &&
-                errno != EINPROGRESS))
+  if (!file ||
+      (::connect(file.get(), reinterpret_cast<const sockaddr*>(&address.name), address.size) != 0 &&
+       errno != EINPROGRESS))
     return call_failed(peer, errno);
   call.conversation = begin(std::move(file), Stage::connecting, EPOLLOUT);
   if (call.conversation == conversations_.end()) return call_failed(peer, errno);
@@ -161,8 +160,8 @@ void Connector::call_failed(int peer, int error) {
   calls_.erase(peer);
   connected_[size_t(peer)] = true;  // it will not be tried again
   const char* const remedy = error == EMFILE || error == ENFILE ? "; raise ulimit -n" : "";
-  failed_.push_back({peer, fmt::format("at {}: {}{}", place_.ranks[size_t(peer)].text,
-                                       problem(error), remedy)});
+  failed_.push_back(
+      {peer, fmt::format("at {}: {}{}", place_.ranks[size_t(peer)].text, problem(error), remedy)});
 }
 
 // A rank that ends the conversation may have had too many of them; its end would refuse the next.
@@ -321,9 +320,8 @@ void Connector::make_room() {
       ++all;
     }
   if (all <= most_strangers_) return;
-  const std::string host = std::ranges::max_element(callers, {}, [](const auto& entry) {
-                             return entry.second;
-                           })->first;
+  const std::string host =
+      std::ranges::max_element(callers, {}, [](const auto& entry) { return entry.second; })->first;
   refuse(std::ranges::find(conversations_, host, &Conversation::host), "there are too many");
 }
 

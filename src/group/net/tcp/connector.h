@@ -86,7 +86,7 @@ class Connector {
   };
   using Conversations = std::list<Conversation>;  // the oldest first
   struct Call {
-    Conversations::iterator conversation;  // the end: there is none at the moment
+    Conversations::iterator conversation;                // the end: there is none at the moment
     Clock::time_point again = Clock::time_point::max();  // when the next one begins
   };
   enum class Side { caller, called };
