@@ -5,11 +5,13 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <vector>
 
 #include "base/settings.h"
+#include "bench.h"
+#include "group/net/reduction_layout.h"
 #include "group/net/topology.h"
-#include "group/plan/tree.h"
 #include "job/job.h"
 
 namespace tutti::tools {
@@ -46,6 +48,18 @@ std::string why_apart(const JobLayout::Rank& a, const JobLayout::Rank& b) {
                             : "two machines";
 }
 
+// That an all_reduce of float32 takes.
+group::Way way_of(const group::GroupTopology& layout, size_t bytes, const base::Costs& costs) {
+  std::vector<int> owners(layout.host_of.size());
+  if (layout.hosts.size() == 1) return group::choose_way_within_host({owners.size(), bytes}, costs);
+  std::iota(owners.begin(), owners.end(), 0);
+  const void* const leaf = nullptr;
+  const group::Piece piece{{&leaf, 1}, {}, int64_t(bytes / sizeof(float)), DType::float32};
+  const group::LeafReduction reduction{{&piece, 1}, owners, ReduceOp::SUM};
+  group::HostSubtrees subtrees;
+  return group::ReductionLayout(reduction, layout, subtrees, costs).way();
+}
+
 json describe(const JobLayout& job) {
   std::vector<std::string> names;
   for (const auto& rank : job.ranks) names.push_back(job.network.empty() ? "" : rank.host);
@@ -57,6 +71,10 @@ json describe(const JobLayout& job) {
                  {"source", job.source},
                  {"service", job.service},
                  {"apart", !job.network.empty() && !asked.empty()}};
+  for (const base::CostDoc& doc : base::cost_docs())
+    result["costs"][doc.name] = job.costs.*doc.value;
+  for (const size_t bytes : {4, 16 << 10, 256 << 10, 4 << 20, 64 << 20})
+    result["ways"].push_back({{"bytes", bytes}, {"way", name(way_of(layout, bytes, job.costs))}});
   bool shared = false;
   for (const std::vector<int>& ranks : layout.hosts) {
     const auto& first = job.ranks[size_t(ranks[0])];
@@ -105,6 +123,16 @@ std::string host_name(const json& host) {
                     : fmt::format("{} (host {})", text_of(host["machine"]), id);
 }
 
+void print_ways(const json& job) {
+  fmt::print("\nWay of an all_reduce of float32, by the costs of rank 0 (TUTTI_COSTS)\n");
+  for (const json& one : job["ways"])
+    fmt::print("  {:<16}{}\n", size_text(one["bytes"]), text_of(one["way"]));
+  std::vector<std::string> costs;
+  for (const base::CostDoc& doc : base::cost_docs())
+    costs.push_back(fmt::format("{}={}", doc.name, job["costs"][doc.name].get<double>()));
+  fmt::print("  {:<16}{}\n", "costs in ns", fmt::join(costs, ","));
+}
+
 void print_layout(const json& job) {
   const auto& hosts = job["hosts"];
   const std::string where = job["apart"].get<bool>() ? ""
@@ -122,7 +150,7 @@ void print_layout(const json& job) {
                text_of(job["within"]["reason"]));
   if (!job.contains("between")) {
     fmt::print("  {:<16}{:<6}nothing leaves the host\n", "between hosts", "-");
-    return;
+    return print_ways(job);
   }
   const auto& between = job["between"];
   fmt::print("  {:<16}{:<6}{}\n", "between hosts", text_of(between["backend"]),
@@ -134,6 +162,7 @@ void print_layout(const json& job) {
     for (const auto& under : host["partial_sums"]) parts.push_back(called(under));
     fmt::print("  {:<28}{}: {}\n", host_name(host), parts.size(), fmt::join(parts, " | "));
   }
+  print_ways(job);
 }
 
 }  // namespace

@@ -318,6 +318,7 @@ int simulate(int argc, char** argv) {
   app.add_flag("--trace", faults.trace, "of --faults: print what happens")->needs(with_faults);
   if (const auto code = parse(app, argc, argv)) return *code;
   if (is_of_faults) return simulate_faults(faults);
+  request.job.expected = base::settings().costs;
   try {
     costs.latency = duration("--latency", given.latency);
     costs.overhead = duration("--overhead", given.overhead);

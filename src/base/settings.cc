@@ -30,6 +30,10 @@ constexpr SettingDoc kDocs[] = {
      "the address of a coordination service that runs already, as under tutti run, or at which "
      "rank "
      "0 runs it, under mpirun; empty: the chief runs it at its own address"},
+    {"TUTTI_COSTS", "",
+     "what messages and sums cost in nanoseconds, as in latency=1500,byte=0.34, by which the ways "
+     "of collectives are chosen; rank 0's value counts for the whole job; what is not given: the "
+     "defaults"},
     {"TUTTI_HEARTBEAT_TIMEOUT", "10",
      "seconds of silence after which a worker on another host counts as lost"},
     {"TUTTI_HOST_ID", "",
@@ -172,6 +176,7 @@ Settings read_settings() {
   s.module_path = get("TUTTI_MODULE_PATH");
   s.record_dir = get("TUTTI_RECORD_DIR");
   s.stragglers = whole_number("TUTTI_STRAGGLERS", 1'000'000'000);
+  s.costs = parse_costs(get("TUTTI_COSTS"));
   s.coordinator = get("TUTTI_COORDINATOR");
   s.token = get("TUTTI_TOKEN");
   s.tls_certificate = get("TUTTI_TLS_CERTIFICATE");

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/costs.h"
+
 namespace tutti::base {
 
 struct Settings {
@@ -23,6 +25,7 @@ struct Settings {
   std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
   std::string record_dir;               // TUTTI_RECORD_DIR; empty: none
   int stragglers = 0;                   // TUTTI_STRAGGLERS; 0: never
+  Costs costs;                          // TUTTI_COSTS
 
   std::string coordinator;                     // TUTTI_COORDINATOR; empty: the chief's address
   std::string token;                           // TUTTI_TOKEN

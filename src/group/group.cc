@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/settings.h"
 #include "group/group_impl.h"
 #include "job/job.h"
 #include "tensor/tensor_impl.h"
@@ -74,7 +75,7 @@ std::vector<Group> Group::in_process(int n) {
     throw InvalidArgumentError(
         fmt::format("in_process: {} ranks, expected 1 to {}", n, kMostRanks));
   std::vector<Group> ranks;
-  for (std::unique_ptr<group::Backend>& backend : group::make_in_process(n))
+  for (std::unique_ptr<group::Backend>& backend : group::make_in_process(n, base::settings().costs))
     ranks.push_back(detail::GroupAccess::make(detail::GroupImpl::make(std::move(backend))));
   return ranks;
 }

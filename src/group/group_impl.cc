@@ -260,15 +260,24 @@ void GroupImpl::recorded(group::Record& record, const Step& step, const F& opera
     span.set("ranks", size());
     span.set("backend", backend_->name());
   }
+  // A collective on GPUs may use the backend for a little of its own.
+  const bool chooses = &record == &collectives_ && what.route == group::Route::host;
+  const auto note_way = [&] {
+    if (!chooses) return;
+    record.set_way(way_);
+    if (span && way_ != group::Way::only) span.set("way", std::string(group::name(way_)));
+  };
   try {
     operation();
   } catch (const Error& error) {
+    note_way();
     tell_of(error.code(), error.what(), what);
     explain(error, record);
   } catch (const std::exception& error) {
     tell_of(ErrorCode::internal, error.what(), what);
     throw;
   }
+  note_way();
   record.end();
 }
 

@@ -45,6 +45,7 @@ class GroupImpl {
         rank_(backend_->rank()),
         size_(backend_->size()),
         in_job_(!backend_->address(rank_).empty()),
+        way_(backend_->way()),
         stragglers_(size_ > 1 ? stragglers : 0) {}
   // Leaves. What is still in the queue is cancelled.
   ~GroupImpl();
@@ -104,7 +105,8 @@ class GroupImpl {
 
   std::unique_ptr<group::Backend> backend_;
   const int rank_, size_;
-  const bool in_job_;  // of several processes
+  const bool in_job_;      // of several processes
+  const group::Way& way_;  // of the backend's last collective
   base::Mutex collective_, sending_, receiving_;
   group::Record collectives_, sent_, received_;
   group::Stragglers stragglers_;

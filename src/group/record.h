@@ -6,6 +6,7 @@
 #include <string>
 
 #include "group/core/operation.h"
+#include "group/core/way.h"
 
 namespace tutti::group {
 
@@ -14,11 +15,12 @@ class Record {
  public:
   // Starts an operation, whose number the errors give. One that fails is never ended.
   void begin(const Description& what);
+  void set_way(Way way) { at(count_ - 1).way = way; }
   void end() { at(count_ - 1).done = true; }
   uint64_t number() const { return count_; }  // of the last one
 
   std::string last(
-      size_t operations) const;  // one line: "#3 barrier, #4 all_reduce(...) (not done)"
+      size_t operations) const;  // one line: "#3 barrier, #4 all_reduce(...) [whole] (not done)"
   std::string all() const;       // one line each, with times
 
  private:
@@ -27,6 +29,7 @@ class Record {
     Description what;
     int64_t started;  // nanoseconds, of base::time_of_day
     bool done;
+    Way way = Way::only;
   };
   Entry& at(uint64_t number) { return entries_[number % kKept]; }
   const Entry& at(uint64_t number) const { return entries_[number % kKept]; }

@@ -14,7 +14,7 @@ namespace tutti::group {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ShmHello, host, machine, cores, pid, fd, inode, first_segment,
                                    user, dumpable)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TimelineHello, enabled, epoch, run, clock)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, memory, local, hostname, host_is_named, stragglers,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, memory, local, hostname, host_is_named, stragglers, costs,
                                    backend, preferred, timeline)
 
 std::string machine_name() {
@@ -32,6 +32,7 @@ Hello own_hello(int rank) {
           .hostname = machine_name(),
           .host_is_named = !settings.host_id.empty(),
           .stragglers = settings.stragglers,
+          .costs = base::to_string(settings.costs),
           .backend = settings.backend};
 }
 

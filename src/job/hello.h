@@ -23,6 +23,7 @@ struct Hello {
   std::string hostname = {};   // the name that the machine has for itself
   bool host_is_named = false;  // by TUTTI_HOST_ID
   int stragglers = 0;          // TUTTI_STRAGGLERS
+  std::string costs = {};      // TUTTI_COSTS
   std::string backend = {};    // TUTTI_BACKEND
   std::string preferred = {};  // the transport that its network asks for; empty: none
   TimelineHello timeline = {};

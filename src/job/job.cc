@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/fork.h"
+#include "base/settings.h"
 #include "base/world.h"
 #include "gpu/nccl.h"
 #include "job/job_impl.h"
@@ -88,7 +89,7 @@ JobGroup join(const std::optional<Membership>& membership, const std::string& pu
   if (base::world() && own_job()) return new_group(*own_job(), purpose);
   if (!membership || base::world()) {
     expect_nccl_if_required();
-    return {std::move(make_in_process(1)[0]), 0};
+    return {std::move(make_in_process(1, base::settings().costs)[0]), 0};
   }
   if (const auto failure = failure_of_child()) throw_error(failure->code, failure->text);
   std::lock_guard lock(job_mutex);

@@ -53,6 +53,7 @@ struct JobLayout {
   std::string service = {};    // the address of the coordination service
   std::string network = {};    // the transport between hosts; empty: all ranks share memory
   std::string interface = {};  // that it uses here, and why
+  base::Costs costs = {};      // of all ranks
 };
 
 // Of the job that the environment describes; a collective.

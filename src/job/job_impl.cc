@@ -41,19 +41,28 @@ Job::Job(const Membership& membership, std::unique_ptr<Site> site)
 
 void Job::join_peers() {
   expect_nccl_if_required();
-  warn_of_other_stragglers();
+  warn_of_other_settings();
   const Placement placement = place_ranks(hellos_, rank());
   share_memory(placement);
   if (placement.local.size() < hellos_.size()) connect_hosts(placement);
   align_timelines(hellos_, rank(), *link_, [this] { return new_group("the clocks of timelines"); });
 }
 
-// TUTTI_STRAGGLERS adds an operation now and then, on all ranks or none: rank 0's value counts.
-void Job::warn_of_other_stragglers() const {
-  if (const int mine = hellos_[size_t(rank())].stragglers; mine != stragglers())
-    base::log_once(base::LogLevel::warning,
-                   fmt::format("TUTTI_STRAGGLERS is {} here and {} on rank 0, which counts", mine,
-                               stragglers()));
+// TUTTI_STRAGGLERS adds an operation now and then, on all ranks or none, and all ranks choose their
+// ways by the same TUTTI_COSTS: rank 0's values count.
+void Job::warn_of_other_settings() const {
+  const auto compare = [](const char* name, const auto& mine, const auto& first) {
+    if (mine != first)
+      base::log_once(
+          base::LogLevel::warning,
+          fmt::format("{} is {} here and {} on rank 0, which counts", name, mine, first));
+  };
+  const auto text = [](const Hello& hello) {
+    return hello.costs.empty() ? std::string("the default") : hello.costs;
+  };
+  const Hello& mine = hellos_[size_t(rank())];
+  compare("TUTTI_STRAGGLERS", mine.stragglers, stragglers());
+  compare("TUTTI_COSTS", text(mine), text(hellos_[0]));
 }
 
 void Job::share_memory(const Placement& placement) {
@@ -69,6 +78,7 @@ void Job::share_memory(const Placement& placement) {
     processes.hellos.push_back(hellos_[size_t(r)].memory);
   }
   if (processes.hellos.size() > 1) host_peers_ = site_->share_memory(processes, boot_);
+  host_peers_.costs = costs();
 }
 
 void Job::connect_hosts(const Placement& placement) {
@@ -85,7 +95,8 @@ void Job::connect_hosts(const Placement& placement) {
                                                       .crowded = placement.crowded,
                                                       .alarm = &link_->alarm(),
                                                       .failure = [this] { return failure(); },
-                                                      .isolation = [this] { return isolation(); }});
+                                                      .isolation = [this] { return isolation(); },
+                                                      .costs = costs()});
   progress_ = base::Thread([this] { make_progress(); });
 }
 
@@ -191,8 +202,10 @@ std::string Job::isolation() const {
 JobLayout Job::layout() {
   link_->exchange(fmt::format("layout {}", layouts_++),
                   "");  // no rank leaves before all are joined
-  JobLayout layout{
-      .rank = rank(), .source = boot_.membership.source, .service = boot_.membership.service};
+  JobLayout layout{.rank = rank(),
+                   .source = boot_.membership.source,
+                   .service = boot_.membership.service,
+                   .costs = costs()};
   for (size_t r = 0; r < hellos_.size(); ++r)
     layout.ranks.push_back({.address = boot_.membership.addresses[r],
                             .machine = hellos_[r].hostname,

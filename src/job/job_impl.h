@@ -33,6 +33,7 @@ class Job {
     return fmt::format("rank {} of {} ({})", rank(), size(), boot_.membership.addresses[0]);
   }
   int stragglers() const { return hellos_[0].stragglers; }
+  base::Costs costs() const { return base::parse_costs(hellos_[0].costs); }
 
   std::unique_ptr<Backend> new_group(const std::string& purpose);
   std::optional<cluster::Failure> failure() const;
@@ -46,7 +47,7 @@ class Job {
   int size() const { return boot_.size(); }
 
   void join_peers();
-  void warn_of_other_stragglers() const;
+  void warn_of_other_settings() const;
   void share_memory(const Placement& placement);
   void connect_hosts(const Placement& placement);
   void make_progress();

@@ -38,6 +38,7 @@ class SimulatedSite final : public group::Site {
     for (int r = 0; r < job_.size(); ++r)
       if (job_.host_of(r) == job_.host_of(rank)) hello.memory.cores.push_back(r);
     hello.memory.pid = job_.process_of(rank);
+    hello.costs = base::to_string(job_.options_.costs);
     return hello;
   }
   group::HostPeers share_memory(const HostProcesses& processes, const Bootstrap& boot) override {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/costs.h"
 #include "cluster/coordination.h"
 #include "sim/coordination.h"
 #include "sim/transport.h"
@@ -25,6 +26,7 @@ class SimulatedJob {
     World::Options world = {};
     nanoseconds heartbeat_timeout = std::chrono::seconds(10);
     bool chief_serves = false;
+    base::Costs costs = {};  // that ranks choose their ways by
   };
   explicit SimulatedJob(const Options& options);
   ~SimulatedJob();

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/settings.h"
 #include "sim/job.h"
 
 namespace tutti {
@@ -25,7 +26,8 @@ sim::SimulatedJob::Options options_for(int ranks, const SimulationOptions& optio
         "simulated: expected a bandwidth and a heartbeat timeout above zero, and no negative "
         "times");
   sim::SimulatedJob::Options job{.heartbeat_timeout = options.heartbeat_timeout,
-                                 .chief_serves = options.chief_serves};
+                                 .chief_serves = options.chief_serves,
+                                 .costs = base::settings().costs};
   for (int r = 0; r < ranks; ++r) job.hosts.push_back(r * options.hosts / ranks);
   job.world = {.seed = options.seed,
                .costs = {.latency = options.latency,

@@ -107,7 +107,8 @@ TimedJob::TimedJob(const Options& options)
     }
     const auto neighbours =
         std::make_shared<Neighbours>(world_, std::make_shared<HostMemory>(world_), here);
-    host_peers_.push_back({neighbours, std::make_shared<group::BlockPool>(), neighbours});
+    host_peers_.push_back(
+        {neighbours, std::make_shared<group::BlockPool>(), neighbours, options_.expected});
   }
   ranks_ = std::move(ranks);
   fabric_ = std::make_unique<Fabric>(world_, processes);
@@ -158,7 +159,8 @@ std::unique_ptr<group::Backend> TimedJob::connect(int rank) {
           .crowded = false,
           .alarm = &alarm_,
           .failure = [] { return std::nullopt; },
-          .isolation = [] { return std::string(); }}),
+          .isolation = [] { return std::string(); },
+          .costs = options_.expected}),
       all);
   mine = plan.introduction();
   meet();

@@ -40,6 +40,7 @@ class TimedJob {
     int ranks_per_host = 1;
     uint64_t seed = 1;
     Costs costs = {};
+    base::Costs expected = {};  // that ranks choose their ways by
     // Timed as tutti bench does: on rank 0 alone, after a barrier of the group.
     bool as_bench = false;
     // Told now and then what goes on.

@@ -65,6 +65,7 @@ TEST_F(SettingsTest, HaveTheDocumentedDefaults) {
   EXPECT_EQ(s.warn_after, 30s);
   EXPECT_EQ(s.timeline, "");
   EXPECT_EQ(s.stragglers, 0);
+  EXPECT_EQ(s.costs, Costs{});
   EXPECT_EQ(s.log_level, "warning");
   EXPECT_EQ(s.backend, "");
   EXPECT_EQ(s.module_path, "");
@@ -86,6 +87,8 @@ TEST_F(SettingsTest, EachIsReadFromItsVariable) {
   EXPECT_EQ(with("TUTTI_WARN_AFTER", "0.25").warn_after, 250ms);
   EXPECT_EQ(with("TUTTI_TIMELINE", "/tmp/a b.json").timeline, "/tmp/a b.json");
   EXPECT_EQ(with("TUTTI_STRAGGLERS", "100").stragglers, 100);
+  EXPECT_EQ(with("TUTTI_COSTS", "byte=0.5,latency=1e4").costs,
+            (Costs{.latency = 10'000, .byte = 0.5}));
   for (const char* level : {"debug", "info", "warning", "error", "off"})
     EXPECT_EQ(with("TUTTI_LOG", level).log_level, level);
   EXPECT_EQ(with("TUTTI_BACKEND", "nccl").backend, "nccl");
@@ -99,9 +102,35 @@ TEST_F(SettingsTest, ABadValueIsAnErrorThatNamesItsVariable) {
       {"TUTTI_TIMEOUT", "10s"},   {"TUTTI_TIMEOUT", "nan"},    {"TUTTI_TIMEOUT", "inf"},
       {"TUTTI_TIMEOUT", "1e10"},  {"TUTTI_WARN_AFTER", "x"},   {"TUTTI_WARN_AFTER", "-0.5"},
       {"TUTTI_STRAGGLERS", "-1"}, {"TUTTI_STRAGGLERS", "0.5"}, {"TUTTI_LOG", "verbose"},
-      {"TUTTI_LOG", "WARNING"},   {"TUTTI_BACKEND", "gloo"},   {"TUTTI_BACKEND", "nccl,mpi"}};
+      {"TUTTI_LOG", "WARNING"},   {"TUTTI_BACKEND", "gloo"},   {"TUTTI_BACKEND", "nccl,mpi"},
+      {"TUTTI_COSTS", "latency"}, {"TUTTI_COSTS", "latency="}, {"TUTTI_COSTS", "byte=-1"},
+      {"TUTTI_COSTS", "byte=1s"}, {"TUTTI_COSTS", "bytes=1"},  {"TUTTI_COSTS", "byte=nan"},
+      {"TUTTI_COSTS", ","},       {"TUTTI_COSTS", "sum=1,,"},  {"TUTTI_COSTS", "message=2e9"}};
   for (const auto& [name, value] : bad)
     EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value, with(name, value));
+}
+
+TEST_F(SettingsTest, CostsThatAreWrongAreAnsweredWithWhatToWrite) {
+  EXPECT_ERROR(InvalidArgumentError,
+               "TUTTI_COSTS=sum=1,ltency=2: there is no cost \"ltency\"; write it as in "
+               "latency=1500,byte=0.34, in nanoseconds, with any of latency, message, byte, sum",
+               with("TUTTI_COSTS", "sum=1,ltency=2"));
+  EXPECT_ERROR(InvalidArgumentError, "sum is \"x\", expected a number from 0 to 1e+09; write",
+               with("TUTTI_COSTS", "sum=x"));
+}
+
+TEST_F(SettingsTest, CostsKeepTheirValueAsText) {
+  EXPECT_EQ(to_string(Costs{}), "");
+  const Costs costs{.message = 1.0 / 3, .share_byte = 1e-7};
+  EXPECT_EQ(parse_costs(to_string(costs)), costs);
+}
+
+TEST_F(SettingsTest, CostsAreTheOnesOfTheDocs) {
+  std::ifstream page(TUTTI_SOURCE_DIR "/docs/settings.md");
+  const std::string text{std::istreambuf_iterator<char>(page), {}};
+  for (const CostDoc& doc : cost_docs())
+    EXPECT_THAT(text, HasSubstr(fmt::format("| `{}` | {} | {} |\n", doc.name, Costs{}.*doc.value,
+                                            doc.meaning)));
 }
 
 TEST_F(SettingsTest, AMisspelledNameIsAnsweredWithTheNearest) {

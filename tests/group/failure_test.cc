@@ -383,7 +383,7 @@ TEST(GroupFailure, BringsTheLastEightOperations) {
               HasSubstr("\n  the last operations of rank 0: #5 barrier, #6 broadcast(float32[2], "
                         "root 1), #7 broadcast"));
   EXPECT_THAT(error.text, HasSubstr("#11 broadcast(float32[2], root 1), #12 all_reduce(float32[9], "
-                                    "MAX) (not done)"));
+                                    "MAX) [whole] (not done)"));
   EXPECT_THAT(error.text, ::testing::Not(HasSubstr("#4 ")));
 }
 

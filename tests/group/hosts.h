@@ -209,7 +209,8 @@ class PostedTransport : public group::Transport {
 // Rank r on host host_of(r).
 template <class HostOf>
 std::vector<Group> on_hosts(int n, const HostOf& host_of,
-                            std::shared_ptr<PostOffice> office = std::make_shared<PostOffice>()) {
+                            std::shared_ptr<PostOffice> office = std::make_shared<PostOffice>(),
+                            const base::Costs& costs = {}) {
   static std::atomic<bool> alarm{false};
   std::map<int, std::shared_ptr<Commons>> commons;
   std::vector<std::string> hosts, addresses;
@@ -241,7 +242,8 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
         .crowded = true,
         .alarm = &alarm,
         .failure = [] { return std::nullopt; },
-        .isolation = [] { return std::string(); }});
+        .isolation = [] { return std::string(); },
+        .costs = costs});
     plans.emplace_back(job, ranks);
     introductions.push_back(plans.back().introduction());
   }

@@ -49,7 +49,7 @@ TEST_F(RecordDir, GetsAFileWithTheLast256Operations) {
   EXPECT_THAT(text, ::testing::StartsWith("all_reduce #301 (float32[5], SUM): waited 0.1 s"));
   EXPECT_THAT(text, HasSubstr(" #46 barrier() done\n"));
   EXPECT_THAT(text, HasSubstr(" #300 barrier() done\n"));
-  EXPECT_THAT(text, HasSubstr(" #301 all_reduce(float32[5], SUM) not done\n"));
+  EXPECT_THAT(text, HasSubstr(" #301 all_reduce(float32[5], SUM) [whole] not done\n"));
   EXPECT_THAT(text, ::testing::Not(HasSubstr(" #45 ")));
 }
 
@@ -66,7 +66,7 @@ TEST_F(RecordDir, KeepsWhatEveryGroupHasRecorded) {
   std::string all;
   for (const fs::path& file : files()) all += text_of(file);
   EXPECT_THAT(all, HasSubstr(" #46 barrier() done\n"));
-  EXPECT_THAT(all, HasSubstr(" #301 all_reduce(float32[5], SUM) not done\n"));
+  EXPECT_THAT(all, HasSubstr(" #301 all_reduce(float32[5], SUM) [whole] not done\n"));
   EXPECT_THAT(all, HasSubstr("all_reduce #1 (float32[5], SUM): waited 0.1 s for rank 1"));
 }
 
@@ -117,11 +117,13 @@ TEST(Record, KeepsTheLast256) {
   EXPECT_EQ(record.last(8), "");
   for (int i = 0; i < 1000; ++i) {
     record.begin({.kind = group::Collective::broadcast, .root = i % 3, .extents = {i}});
+    if (i == 999) record.set_way(group::Way::relay);
     if (i != 998) record.end();
   }
   EXPECT_EQ(
       record.last(2),
-      "#999 broadcast(float32[998], root 2) (not done), #1000 broadcast(float32[999], root 0)");
+      "#999 broadcast(float32[998], root 2) (not done), #1000 broadcast(float32[999], root 0) "
+      "[relay]");
   const std::string all = record.all();
   EXPECT_EQ(std::ranges::count(all, '\n'), 256);
   EXPECT_THAT(all, HasSubstr("#745 broadcast(float32[744], root 0) done"));

@@ -96,55 +96,91 @@ WayOptions of(size_t hosts, size_t bytes) {
 }
 
 TEST(Way, OfFewHostsIsDirect) {
-  for (const size_t hosts : {2u, 3u})
-    for (const size_t bytes : {4u, 64u << 10, 64u << 20})
-      EXPECT_EQ(choose_way(of(hosts, bytes)), Way::direct) << hosts << ' ' << bytes;
-}
-
-TEST(Sharing, IsDirectAmongFewRanksAndInRoundsAmongMany) {
-  const auto in_rounds = [](size_t hosts, size_t ranks, size_t bytes) {
-    return shares_in_rounds({hosts, ranks, bytes, bytes * ranks, 32 << 10});
-  };
-  EXPECT_FALSE(in_rounds(1, 8, 4));
-  EXPECT_FALSE(in_rounds(2, 2, 4));
-  EXPECT_FALSE(in_rounds(3, 3, 4));
-  EXPECT_TRUE(in_rounds(2, 16, 4));
-  EXPECT_TRUE(in_rounds(16, 16, 4));
-  EXPECT_TRUE(in_rounds(17, 17, 4));
-  EXPECT_TRUE(in_rounds(4096, 4096, 0));
-  EXPECT_FALSE(in_rounds(64, 64, 4 << 10));  // more than fits a greeting
+  for (const size_t hosts : {2u, 3u}) {
+    EXPECT_EQ(choose_way(of(hosts, 0), {}), Way::whole);
+    EXPECT_EQ(choose_way(of(hosts, 32 << 10), {}), Way::whole);
+    EXPECT_EQ(choose_way(of(hosts, 256 << 10), {}), hosts == 2 ? Way::whole : Way::shares);
+    EXPECT_EQ(choose_way(of(hosts, 64 << 20), {}), Way::shares);
+  }
 }
 
 TEST(Way, OfManyHostsDependsOnTheSize) {
   for (const size_t hosts : {16u, 64u, 4096u}) {
-    EXPECT_EQ(choose_way(of(hosts, 4)), Way::doubling);
-    EXPECT_EQ(choose_way(of(hosts, 128 << 10)), Way::halving);
-    EXPECT_EQ(choose_way(of(hosts, 64 << 20)), Way::direct);
+    EXPECT_EQ(choose_way(of(hosts, 4), {}), Way::doubling);
+    EXPECT_EQ(choose_way(of(hosts, 128 << 10), {}), Way::halving);
+    EXPECT_EQ(choose_way(of(hosts, 64 << 20), {}), Way::shares);
   }
-  EXPECT_EQ(choose_way(of(16, 1 << 20)), Way::direct);
-  EXPECT_EQ(choose_way(of(512, 1 << 20)), Way::halving);
-  EXPECT_EQ(choose_way(of(17, 4)), Way::doubling);
-  EXPECT_EQ(choose_way(of(17, 128 << 10)), Way::direct);  // halving is for powers of two
+  EXPECT_EQ(choose_way(of(16, 1 << 20), {}), Way::shares);
+  EXPECT_EQ(choose_way(of(512, 1 << 20), {}), Way::halving);
+  EXPECT_EQ(choose_way(of(17, 4), {}), Way::doubling);
+  EXPECT_EQ(choose_way(of(17, 128 << 10), {}), Way::shares);  // halving is for powers of two
+}
+
+TEST(Way, DependsOnTheCosts) {
+  EXPECT_EQ(choose_way(of(16, 4), {.message = 100}), Way::whole);
+  EXPECT_EQ(choose_way(of(16, 1 << 20), {.message = 50'000}), Way::halving);
+  EXPECT_EQ(choose_way(of(16, 4), {.latency = 1e6}), Way::whole);
 }
 
 TEST(Way, IsDirectIfTheHostsDoNotHoldOneRangeEach) {
   WayOptions options = of(16, 4);
   options.leaves_per_host = 0;
-  EXPECT_EQ(choose_way(options), Way::direct);
+  EXPECT_EQ(choose_way(options, {}), Way::whole);
 }
 
 TEST(Way, IsDirectIfSumsOfSomeLeavesCannotBeTold) {
   WayOptions options = of(16, 4);
   options.sums_apart = false;
-  EXPECT_EQ(choose_way(options), Way::direct);
+  EXPECT_EQ(choose_way(options, {}), Way::whole);
 }
 
-TEST(Shares, AreWorthTheirPhasesIfRanksAreManyOrTheDataIsLarge) {
+TEST(WayOfParts, IsDirectAmongFewRanksAndInRoundsAmongMany) {
+  const auto way = [](size_t hosts, size_t ranks, size_t bytes) {
+    return choose_way_of_parts(
+        {Collective::all_gather, hosts, ranks, bytes, bytes * ranks, 32 << 10}, {});
+  };
+  EXPECT_EQ(way(2, 2, 4), Way::handshake);
+  EXPECT_EQ(way(3, 3, 4), Way::handshake);
+  EXPECT_EQ(way(2, 16, 4), Way::rounds);
+  EXPECT_EQ(way(16, 16, 4), Way::rounds);
+  EXPECT_EQ(way(17, 17, 4), Way::rounds);
+  EXPECT_EQ(way(4096, 4096, 0), Way::rounds);
+  EXPECT_EQ(way(64, 64, 4 << 10), Way::handshake);  // more than fits a greeting
+}
+
+TEST(WayOfParts, DependsOnTheCostsAndTheCollective) {
+  const auto way = [](Collective kind, size_t bytes, const Costs& costs = {}) {
+    return choose_way_of_parts({kind, 16, 16, bytes, bytes * 16, 32 << 10}, costs);
+  };
+  EXPECT_EQ(way(Collective::barrier, 0), Way::rounds);
+  EXPECT_EQ(way(Collective::barrier, 0, {.message = 100}), Way::handshake);
+  EXPECT_EQ(way(Collective::all_to_all, 4), Way::handshake);
+  EXPECT_EQ(way(Collective::broadcast, 1 << 20), Way::relay);
+  EXPECT_EQ(way(Collective::all_gather, 1 << 20), Way::relay);
+  for (const Collective kind : {Collective::gather, Collective::scatter, Collective::all_to_all,
+                                Collective::reduce_scatter})
+    EXPECT_EQ(way(kind, 1 << 20), Way::direct) << name(kind);
+}
+
+TEST(WayWithinAHost, IsInSharesIfRanksAreManyOrTheDataIsLarge) {
+  const auto way = [](size_t ranks, size_t bytes, const Costs& costs = {}) {
+    return choose_way_within_host({ranks, bytes}, costs);
+  };
   for (const size_t ranks : {2u, 4u, 8u, 16u, 64u}) {
-    EXPECT_FALSE(is_summed_in_shares(ranks, 1 << 10)) << ranks;
-    EXPECT_TRUE(is_summed_in_shares(ranks, 128 << 10)) << ranks;
-    EXPECT_EQ(is_summed_in_shares(ranks, 16 << 10), ranks > 2) << ranks;
+    EXPECT_EQ(way(ranks, 1 << 10), Way::whole) << ranks;
+    EXPECT_EQ(way(ranks, 128 << 10), Way::shares) << ranks;
+    EXPECT_EQ(way(ranks, 16 << 10), ranks > 2 ? Way::shares : Way::whole) << ranks;
   }
+  EXPECT_EQ(way(16, 16 << 10, {.phase = 1e6}), Way::whole);
+  EXPECT_EQ(way(16, 1 << 10, {.phase = 0, .phase_per_rank = 0}), Way::shares);
+}
+
+// A large reduction has 8 blocks, unless they become smaller than its shards should be, or larger
+// than there is room for.
+TEST(Block, IsAnEighthWithinItsLimits) {
+  EXPECT_EQ(choose_block({.hosts = 2, .bytes = 16 << 20, .room = 4 << 20}), size_t{2 << 20});
+  EXPECT_EQ(choose_block({.hosts = 2, .bytes = 1 << 20, .room = 4 << 20}), size_t{512 << 10});
+  EXPECT_EQ(choose_block({.hosts = 2, .bytes = 64 << 20, .room = 1 << 20}), size_t{1 << 20});
 }
 
 }  // namespace

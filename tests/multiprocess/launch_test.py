@@ -216,6 +216,24 @@ def the_report_is_as_rank_0_wants_it(options):
             check("TUTTI_STRAGGLERS is" not in first and "on rank 0, which counts" in second, job.story())
 
 
+def all_ranks_go_the_way_that_rank_0_wants(options):
+    """Costs that lead to different ways: without agreement, ranks would wait for messages that are never sent."""
+    for first, others, expected in (("latency=1e6", "message=1e6", "whole"), ("message=1e6", "latency=1e6", "doubling")):
+        with Job(options) as job:
+            addresses, trace = free_addresses(4), os.path.join(job.folder.name, "trace.json")
+            workers = [job.start([job.program("launch_worker"), "slow", "1"],
+                                 {"TF_CONFIG": tf_config(addresses, rank), "TUTTI_BACKEND": "tcp", "TUTTI_TIMELINE": trace,
+                                  "TUTTI_COSTS": others if rank else first}) for rank in range(4)]
+            job.all_started()
+            finish(job, 4)
+            for rank, worker in enumerate(workers):
+                warned = "TUTTI_COSTS is " in job.output(worker)
+                check(warned == (rank > 0), f"rank {rank}: {job.output(worker)}")
+                with open(f"{trace[:-5]}.rank{rank}.json") as file:
+                    ways = {event["args"].get("way") for event in json.load(file) if event["name"] == "all_reduce"}
+                check(ways == {expected}, f"rank {rank} goes {ways}, expected {expected}")
+
+
 def merged(job, files):
     """The spans of each operation by rank, from the one timeline that the tool makes."""
     tool = os.path.join(job.build, "tools", "tutti")
@@ -438,7 +456,8 @@ CASES = [a_misspelled_setting_is_warned_of_once, a_backend_that_cannot_be_had_is
          workers_are_watched_while_they_compute, groups_are_made_and_left_many_times, tensors_outlive_their_group,
          bits_do_not_depend_on_the_backend, a_wrong_tf_config_is_an_error, a_worker_that_never_starts_is_named,
          a_chief_that_never_starts_is_named, another_token_is_refused, a_port_in_use_is_an_error,
-         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it, timelines_of_ranks_become_one,
+         a_slow_rank_is_reported, the_report_is_as_rank_0_wants_it,
+         all_ranks_go_the_way_that_rank_0_wants, timelines_of_ranks_become_one,
          the_clocks_of_timelines_are_brought_together]
 
 if __name__ == "__main__":

@@ -135,12 +135,12 @@ TEST_P(Ways, BringEveryPartToWhereItBelongs) {
 
 std::string name_of(const ::testing::TestParamInfo<Ways::ParamType>& info) {
   const auto [way, hosts, per_host] = info.param;
-  const char* const names[] = {"Direct", "Doubling", "Halving"};
-  return names[int(way)] + std::to_string(hosts) + "x" + std::to_string(per_host);
+  const std::string name = std::string(group::name(way));
+  return name + std::to_string(hosts) + "x" + std::to_string(per_host);
 }
 INSTANTIATE_TEST_SUITE_P(
     All, Ways,
-    ::testing::Combine(::testing::Values(Way::direct, Way::doubling, Way::halving),
+    ::testing::Combine(::testing::Values(Way::whole, Way::shares, Way::doubling, Way::halving),
                        ::testing::Values(2, 3, 5, 16, 17), ::testing::Values(1, 2, 3, 7)),
     name_of);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tutti run --hosts, with a stand-in for ssh: "hosts" are sessions of their own on this machine.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <tutti/version.h>
 
@@ -314,6 +315,8 @@ TEST(InfoJob, OneHostSharesMemory) {
   EXPECT_EQ(tool.finish(), 0) << tool.err();
   EXPECT_THAT(tool.out(), HasSubstr("[0] Job of 3 ranks on one host, described by TF_CONFIG"));
   EXPECT_THAT(tool.out(), HasSubstr("all ranks are on one host, and share memory"));
+  EXPECT_THAT(tool.out(), HasSubstr("[0]   4 B             whole\n"));
+  EXPECT_THAT(tool.out(), HasSubstr("[0]   costs in ns     latency=1500,message=5700,byte=0.34,"));
   EXPECT_THAT(tool.out(), Not(HasSubstr("[1]")));
 }
 
@@ -322,6 +325,29 @@ TEST(InfoJob, SaysWhatASettingAskedFor) {
                {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES, "TUTTI_BACKEND=shm"});
   EXPECT_EQ(tool.finish(), 0) << tool.err();
   EXPECT_THAT(tool.out(), HasSubstr("within a host   shm   TUTTI_BACKEND=shm\n"));
+}
+
+TEST(InfoJob, ShowsTheCostsOfRank0AndTheWaysTheyLeadTo) {
+  const auto ways = [](const std::string& backend, const std::string& costs) {
+    Process tool({TUTTI_TOOL, "run", "-n", "4", "--", TUTTI_TOOL, "info", "--job", "--json"},
+                 {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES, backend, costs});
+    EXPECT_EQ(tool.finish(), 0) << tool.err();
+    std::string text;
+    for (const std::string& line : lines_of(tool.out())) text += line.substr(4) + "\n";
+    const json job = json::parse(text);
+    EXPECT_EQ(job["costs"]["latency"], 1500);
+    EXPECT_EQ(job["costs"]["message"], costs.ends_with("50") ? 50 : 5700);
+    std::string all;
+    for (const json& one : job["ways"])
+      all += fmt::format("{}:{} ", one["bytes"].get<size_t>(), one["way"].get<std::string>());
+    return all;
+  };
+  EXPECT_EQ(ways("TUTTI_BACKEND=tcp", "TUTTI_COSTS="),
+            "4:doubling 16384:doubling 262144:shares 4194304:shares 67108864:shares ");
+  EXPECT_EQ(ways("TUTTI_BACKEND=tcp", "TUTTI_COSTS=message=50"),
+            "4:whole 16384:doubling 262144:shares 4194304:shares 67108864:shares ");
+  EXPECT_EQ(ways("TUTTI_BACKEND=shm", "TUTTI_COSTS="),
+            "4:whole 16384:shares 262144:shares 4194304:shares 67108864:shares ");
 }
 
 TEST(InfoJob, NobodyElseIsThere) {

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "base/costs.h"
 #include "cluster/coordination.h"
 #include "group/core/operation.h"
+#include "group/core/way.h"
 
 namespace tutti::group {
 
@@ -24,6 +26,8 @@ class Backend {
   virtual int size() const = 0;
   virtual std::string address(int rank) const = 0;  // "worker-2:5000"; empty for a thread
   virtual bool is_local(int rank) const = 0;        // on the same host as this rank
+  // That of the last collective, or of the one under way. For the thread that calls it.
+  virtual const Way& way() const = 0;
 
   // `call` says what to do; `what` is what the ranks must agree on, and what errors name.
   // `list`: the tensors behind `what`, if it describes a list.
@@ -58,6 +62,6 @@ class Backend {
   virtual std::optional<cluster::Failure> failure() const = 0;
 };
 
-std::vector<std::unique_ptr<Backend>> make_in_process(int n);
+std::vector<std::unique_ptr<Backend>> make_in_process(int n, const base::Costs& costs = {});
 
 }  // namespace tutti::group

@@ -22,17 +22,19 @@ class NetworkCollectives::Reducer {
         topology_(all.topology_),
         window_(all.window_),
         leaders_(all.leaders_),
-        layout_(reduction, topology_, all.subtrees_),
+        layout_(reduction, topology_, all.subtrees_, all.costs_),
         sums_(layout_, topology_, window_),
         me_(size_t(topology_.my_host())),
         leads_(topology_.leads()),
         staging_(all.staging_),
         own_staging_(all.own_staging_),
         received_(all.received_),
-        transfers_(channels_) {}
+        transfers_(channels_) {
+    all.way_ = layout_.way();
+  }
 
   void run() {
-    if (layout_.way() != Way::direct) return run_rounds();
+    if (layout_.goes_in_rounds()) return run_rounds();
     layout_.is_small() ? run_small() : run_blocks();
   }
 
@@ -90,7 +92,7 @@ class NetworkCollectives::Reducer {
     std::vector<std::byte> own(window_ ? 0 : results);
     std::byte* const result = window_ ? window_->mine(results) : own.data();
     if (leads_) {
-      alignas(kLine) std::byte values[kSmallMessage];
+      alignas(kLine) std::byte values[kSmall];
       const size_t bytes = sums_.make_values(range, range, values, {0, range.end, shown});
       channels_.shake_hands(leaders_, [&](int, std::byte* to) {
         copy_bytes(to, values, bytes);
@@ -311,8 +313,7 @@ void NetworkCollectives::reduce_leaves(const LeafReduction& reduction) {
 // is nothing to be cut, and no message besides.
 bool NetworkCollectives::fits_handshake(const detail::Memory& in, ReduceOp op) const {
   const size_t hosts = topology_.hosts.size(), bytes = rounded_up(size_in_bytes(in));
-  if (hosts != all_ranks_.size() || bytes > (hosts <= kFewHosts ? kMostTold : kSmallMessage))
-    return false;
+  if (hosts != all_ranks_.size() || bytes > kMostTold) return false;
   const size_t wide = size_of(partial_dtype(op, in.dtype)) / size_of(in.dtype);
   return choose_way(
              {.hosts = hosts,
@@ -322,14 +323,16 @@ bool NetworkCollectives::fits_handshake(const detail::Memory& in, ReduceOp op) c
               .wide = wide,
               .most = std::max(wide, size_of(result_dtype(op, in.dtype)) / size_of(in.dtype)),
               .most_told = kMostTold,
-              .most_halved = kMostTold,
-              .sums_apart = has_partials(op, in.dtype)}) == Way::direct;
+              .most_halved = kMostHalved,
+              .sums_apart = has_partials(op, in.dtype)},
+             costs_) == Way::whole;
 }
 
 void NetworkCollectives::reduce(const Description& what, const GroupCall& call, Timeouts timeouts) {
   const bool wanted = call.kind == Collective::all_reduce || is_root(call);
   if (fits_handshake(call.in, call.op)) {
     begin(what, timeouts);
+    way_ = Way::whole;
     return all_at_once(call, wanted);
   }
   const void* const in = call.in.data;

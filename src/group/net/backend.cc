@@ -93,7 +93,8 @@ NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*
       channels_({ranks_, topology_.rank, id, topology_.host_of}, job_->control,
                 std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_),
                 window_ ? &*window_ : nullptr, latch_),
-      algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks)) {}
+      algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks),
+                  job_->costs) {}
 
 FailureLatch& NetworkBackend::connect_host(const std::vector<Block*>& blocks) {
   if (blocks.empty()) {

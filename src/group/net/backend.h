@@ -29,6 +29,7 @@ struct JobTopology {
   const std::atomic<bool>* alarm;
   std::function<std::optional<cluster::Failure>()> failure;
   std::function<std::string()> isolation;  // as that of PeerMonitor
+  Costs costs = {};                        // rank 0's
 };
 
 // What a rank tells the others of a new group.
@@ -60,6 +61,7 @@ class NetworkBackend : public Backend {
   int rank() const override { return channels_.rank(); }
   int size() const override { return channels_.size(); }
   std::string address(int rank) const override { return channels_.peers().address(rank); }
+  const Way& way() const override { return algorithms_.way(); }
   bool is_local(int rank) const override {
     const std::vector<std::string>& machines = job_->ranks->machines;
     return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(job_->rank)];

@@ -8,8 +8,9 @@ namespace tutti::group {
 void NetworkCollectives::broadcast(const GroupCall& call) {
   std::byte* const data = bytes_of(call.out.data);
   const size_t bytes = size_in_bytes(call.out);
-  if (goes_in_rounds(bytes, bytes)) return copy_bytes(data, share(data, bytes, call.root), bytes);
-  if (bytes > kSmallMessage && channels_.size() > 2) return broadcast_large(data, bytes, call.root);
+  way_ = way_of(call.kind, {bytes, bytes});
+  if (way_ == Way::rounds) return copy_bytes(data, share(data, bytes, call.root), bytes);
+  if (way_ == Way::relay) return broadcast_by_relays(data, bytes, call.root);
   const auto target = [&](int) { return data; };
   if (is_root(call))
     exchange(bytes, others_, target, {}, target);
@@ -20,7 +21,7 @@ void NetworkCollectives::broadcast(const GroupCall& call) {
 // The root's host has it from the root, every other one from its leader. The leaders take turns at
 // getting a chunk from the root and passing it on to each other; the rest of a host take it from
 // the window.
-void NetworkCollectives::broadcast_large(std::byte* data, size_t bytes, int root) {
+void NetworkCollectives::broadcast_by_relays(std::byte* data, size_t bytes, int root) {
   constexpr size_t kLeast = 64 << 10;  // in a chunk
   const int me = channels_.rank(), roots_host = topology_.host_of[size_t(root)];
   std::vector<int> relays;

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/net/collectives.h"
 
-#include "group/plan/way.h"
-
 namespace tutti::group {
 
 NetworkCollectives::NetworkCollectives(PeerChannels& channels, const GroupTopology& topology,
-                                       Window* window, Staging staging)
+                                       Window* window, Staging staging, const Costs& costs)
     : channels_(channels),
       topology_(topology),
       window_(window),
       staging_(staging),
+      costs_(costs),
       meeting_(channels, topology) {
   const int ranks = channels.size(), hosts = int(topology.hosts.size());
   for (int r = 0; r < ranks; ++r) all_ranks_.push_back(r);
@@ -34,6 +33,7 @@ size_t NetworkCollectives::reserved() const {
 
 void NetworkCollectives::begin(const Description& what, Timeouts timeouts,
                                std::span<const Piece> list) {
+  way_ = Way::only;
   channels_.begin(what, timeouts, list);
   if (window_) window_->begin(what, timeouts, list);
 }
@@ -46,7 +46,7 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
     return reduce(what, call, timeouts);
   begin(what, timeouts, list);
   switch (call.kind) {
-    case Collective::barrier: return agree();
+    case Collective::barrier: way_ = way_of(call.kind, {}); return agree();
     case Collective::broadcast: return broadcast(call);
     case Collective::all_gather:
     case Collective::split:
@@ -61,16 +61,18 @@ void NetworkCollectives::run(const Description& what, const GroupCall& call, Tim
   }
 }
 
-bool NetworkCollectives::goes_in_rounds(size_t bytes, size_t total) const {
-  return shares_in_rounds({.hosts = topology_.hosts.size(),
-                           .ranks = all_ranks_.size(),
-                           .bytes = bytes,
-                           .total = total,
-                           .most_told = kMostTold});
+Way NetworkCollectives::way_of(Collective kind, Parts parts) const {
+  return choose_way_of_parts({.kind = kind,
+                              .hosts = topology_.hosts.size(),
+                              .ranks = all_ranks_.size(),
+                              .bytes = parts.bytes,
+                              .total = parts.total,
+                              .most_told = kMostTold},
+                             costs_);
 }
 
 void NetworkCollectives::agree() {
-  if (goes_in_rounds(0, 0))
+  if (way_of(Collective::barrier, {}) == Way::rounds)
     share(nullptr, 0);
   else
     channels_.shake_hands(others_, window_);

@@ -33,11 +33,12 @@ class NetworkCollectives {
  public:
   // `window`: of the ranks on this host; null if this is the only one, and `staging` is empty then.
   NetworkCollectives(PeerChannels& channels, const GroupTopology& topology, Window* window,
-                     Staging staging);
+                     Staging staging, const Costs& costs);
   ~NetworkCollectives();
   NetworkCollectives(const NetworkCollectives&) = delete;
 
   size_t reserved() const;  // as that of Backend
+  const Way& way() const { return way_; }
   void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list = {});
   void all_reduce(const Description& what, const LeafReduction& reduction, Timeouts timeouts);
@@ -74,14 +75,17 @@ class NetworkCollectives {
   void all_at_once(const GroupCall& call, bool wanted);
   // Until all ranks are here, and do the same.
   void agree();
-  // Whether parts of `bytes` for each rank, `total` together, should get to all hosts in rounds.
-  bool goes_in_rounds(size_t bytes, size_t total) const;
+  // The way of parts of `bytes` for each rank, `total` together.
+  struct Parts {
+    size_t bytes, total;
+  };
+  Way way_of(Collective kind, Parts parts) const;
   // The same as agree(), and the little that each rank has, or the root if it is given, gets to
   // all. Returns where that is until the next operation: the parts of one host after those of the
   // one before.
   const std::byte* share(const void* mine, size_t bytes, int root = -1);
   void broadcast(const GroupCall& call);
-  void broadcast_large(std::byte* data, size_t bytes, int root);
+  void broadcast_by_relays(std::byte* data, size_t bytes, int root);
   void gather(const GroupCall& call);  // to the root, or to all
   // `starts`: where each rank's part begins in `out`, and where the last one ends.
   void all_gather(const std::byte* in, std::byte* out, std::span<const size_t> starts);
@@ -91,11 +95,11 @@ class NetworkCollectives {
   void reduce_leaves(const LeafReduction& reduction);
 
   // Sends `bytes` from part(peer) to each of `to`, and receives as many from each of `from`, to
-  // target(peer).
+  // target(peer); with the handshake if that is the way.
   template <class Part, class Target>
   void exchange(size_t bytes, std::span<const int> to, const Part& part, std::span<const int> from,
                 const Target& target) {
-    if (bytes <= kSmallMessage) {
+    if (way_ == Way::handshake) {
       channels_.shake_hands(
           others_,
           [&](int peer, std::byte* memory) -> size_t {
@@ -119,6 +123,8 @@ class NetworkCollectives {
   const GroupTopology& topology_;
   Window* const window_;
   Staging staging_;
+  const Costs costs_;
+  Way way_ = Way::only;  // of the last operation
   Meeting meeting_;
   Scratch shared_, scattered_;
   Scratch own_staging_;  // if there is no window

@@ -10,7 +10,8 @@ void NetworkCollectives::gather(const GroupCall& call) {
   const std::byte* const in = bytes_of(static_cast<const void*>(call.in.data));
   std::byte* const out = bytes_of(call.out.data);
   const bool to_all = call.kind != Collective::gather, wanted = to_all || is_root(call);
-  if (goes_in_rounds(bytes, bytes * all_ranks_.size())) {
+  way_ = way_of(call.kind, {bytes, bytes * all_ranks_.size()});
+  if (way_ == Way::rounds) {
     const std::byte* from = share(in, bytes);
     for (const std::vector<int>& ranks : topology_.hosts)
       for (const int rank : ranks) {
@@ -19,7 +20,7 @@ void NetworkCollectives::gather(const GroupCall& call) {
       }
     return;
   }
-  if (to_all && bytes > kSmallMessage) {
+  if (way_ == Way::relay) {
     std::vector<size_t> starts;
     for (size_t r = 0; r <= size_t(channels_.size()); ++r) starts.push_back(r * bytes);
     return all_gather(in, out, starts);
@@ -90,6 +91,7 @@ void NetworkCollectives::all_gather_uneven(const Description& what, const detail
                                            const detail::Memory& out,
                                            std::span<const int64_t> counts, Timeouts timeouts) {
   begin(what, timeouts);
+  way_ = Way::relay;
   std::vector<size_t> starts{0};
   for (const int64_t count : counts)
     starts.push_back(starts.back() + size_t(count) * size_of(in.dtype));

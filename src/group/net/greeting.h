@@ -12,8 +12,7 @@ struct Greeting {
   Description what;
 };
 
-// Data of at most this size travels with a greeting; and this is the most that fits.
-constexpr size_t kSmallMessage = 8 << 10;
+// The most data that travels with a greeting.
 constexpr size_t kMostTold = 32 << 10;
 
 // Where the data of a greeting begins, which is all there is of one if only lengths move.

@@ -32,7 +32,8 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
                  .divisor = int64_t(n)},
                 false);
   };
-  if (goes_in_rounds(bytes, n * bytes)) {
+  way_ = way_of(call.kind, {bytes, n * bytes});
+  if (way_ == Way::rounds) {
     const void* const whole = in;
     const size_t results = bytes / each * size_of(call.out.dtype);
     void* const sums = scattered_.at_least(n * results);
@@ -40,7 +41,7 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
     reduce_leaves({{&piece, 1}, all_ranks_, call.op});
     return copy_bytes(out, bytes_of(static_cast<const void*>(sums)) + me * results, results);
   }
-  if (bytes <= kSmallMessage) {
+  if (way_ == Way::handshake) {
     channels_.shake_hands(
         others_,
         [&](int peer, std::byte* memory) {

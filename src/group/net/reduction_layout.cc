@@ -12,13 +12,8 @@ namespace tutti::group {
 
 namespace {
 
-// Two hosts send each other no more than if each summed a half; only, both sum all of it.
-constexpr size_t kMuchForTwo = 256 << 10;
-// The least that a shard of a large reduction has, and the most that a block may take, in bytes.
-constexpr size_t kLeast = 256 << 10;
+// The most that a block may take, in bytes.
 constexpr size_t kMostStaged = 4 << 20;
-// The most that hosts of one rank halve in rounds.
-constexpr size_t kMostHalved = 8 << 20;
 
 }  // namespace
 
@@ -39,7 +34,7 @@ void HostSubtrees::update(std::span<const int> new_owners, const GroupTopology& 
 }
 
 ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
-                                 HostSubtrees& subtrees)
+                                 HostSubtrees& subtrees, const Costs& costs)
     : op_(reduction.op),
       view_(reduction, topology.rank, int(topology.host_of.size())),
       hosts_(topology.hosts.size()),
@@ -60,23 +55,21 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
 
   const bool shared =
       std::ranges::any_of(topology.hosts, [](const auto& ranks) { return ranks.size() > 1; });
+  const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
   way_ = choose_way({.hosts = hosts_,
                      .leaves_per_host = subtrees_.leaves_per_host,
                      .bytes = view_.bytes(),
                      .direct_values = values,
                      .wide = wide,
-                     .most = std::max({values, view_.most_leaves(), view_.widest()}),
+                     .most = most,
                      .most_told = kMostTold,
                      .most_halved = shared ? kArea : kMostHalved,
-                     .sums_apart = !single});
-  small_ = view_.bytes() * std::max(values, view_.most_leaves()) <= kSmallMessage;
-  // A little is soonest summed by every host: one hop instead of two.
-  whole_ = small_ || (hosts_ == 2 && values == 1 && view_.bytes() <= kMuchForTwo) ||
-           (hosts_ <= kFewHosts && view_.bytes() * values <= kMostTold);
+                     .sums_apart = !single},
+                    costs);
+  small_ = is_whole() && view_.bytes() * std::max(values, view_.most_leaves()) <= kSmall;
   slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
-  const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
-  // Enough blocks that they overlap, unless they become so small that their number costs more.
-  const size_t block = std::min(slot_ / most, std::max(view_.bytes() / 8, hosts_ * kLeast));
+  const size_t block =
+      choose_block({.hosts = hosts_, .bytes = view_.bytes(), .room = slot_ / most});
   block_ = std::max(block / kAlign, size_t{1}) * kAlign;
   if (block_ * most > slot_)
     throw UnimplementedError(

@@ -14,6 +14,9 @@
 
 namespace tutti::group {
 
+// The most that hosts of one rank halve in rounds.
+constexpr size_t kMostHalved = 8 << 20;
+
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 // The subtrees that each host has all leaves of; kept between reductions, since most are alike.
@@ -38,7 +41,7 @@ class ReductionLayout {
   };
 
   ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
-                  HostSubtrees& subtrees);
+                  HostSubtrees& subtrees, const Costs& costs);
 
   ReduceOp op() const { return op_; }
   const FlatView& view() const { return view_; }
@@ -46,10 +49,10 @@ class ReductionLayout {
   size_t hosts() const { return hosts_; }
 
   Way way() const { return way_; }
-  // Going directly: whether all of it travels with the handshake, and whether every host sums all
-  // of a block.
+  bool goes_in_rounds() const { return way_ == Way::doubling || way_ == Way::halving; }
+  // Whether every host sums all of a block, and whether all of it travels with the handshake.
+  bool is_whole() const { return way_ == Way::whole; }
   bool is_small() const { return small_; }
-  bool is_whole() const { return whole_; }
   // Whether the values of its only block do.
   bool is_told() const { return told_; }
   // Bytes that the values of a block, or its results, take at most.
@@ -57,9 +60,9 @@ class ReductionLayout {
   size_t block_bytes() const { return block_; }
   size_t blocks() const { return (view_.bytes() + block_ - 1) / block_; }
   Range block(size_t i) const { return {i * block_, std::min(view_.bytes(), (i + 1) * block_)}; }
-  size_t shards() const { return whole_ ? 1 : hosts_; }
+  size_t shards() const { return is_whole() ? 1 : hosts_; }
   Range shard(size_t i, size_t host) const {
-    return whole_ ? block(i) : share(block(i), host, hosts_);
+    return is_whole() ? block(i) : share(block(i), host, hosts_);
   }
   // The part of `range` that is worker `i`'s of `n`.
   static Range share(Range range, size_t i, size_t n) {
@@ -114,7 +117,7 @@ class ReductionLayout {
   const size_t hosts_;
   const HostSubtrees& subtrees_;
   Way way_;
-  bool small_, whole_, told_;
+  bool small_, told_;
   size_t slot_, block_;
 };
 

@@ -9,7 +9,9 @@ void NetworkCollectives::scatter(const GroupCall& call) {
   const auto part = [&](int peer) {
     return bytes_of(static_cast<const void*>(call.in.data)) + size_t(peer) * bytes;
   };
-  if (const size_t all = bytes * all_ranks_.size(); goes_in_rounds(bytes, all))
+  const size_t all = bytes * all_ranks_.size();
+  way_ = way_of(call.kind, {bytes, all});
+  if (way_ == Way::rounds)
     return copy_bytes(out, share(call.in.data, all, call.root) + size_t(channels_.rank()) * bytes,
                       bytes);
   const auto target = [&](int) { return out; };

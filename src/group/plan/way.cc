@@ -9,27 +9,44 @@ namespace tutti::group {
 
 namespace {
 
-// What every host sums wholly, if there are more than a few of them. Beyond it a direct exchange is
-// cut into shards, whose results take one more message for each host; and another one if their
-// values are too many for a greeting.
-constexpr size_t kWholeDirect = 8 << 10;
+// This few hosts tell each other all that fits a greeting: one hop instead of two.
+constexpr size_t kFewHosts = 4;
+// Two hosts send each other no more than if each summed a half; only, both sum all of it.
+constexpr size_t kMuchForTwo = 256 << 10;
 // The blocks of a direct exchange overlap, which the rounds of halving do not.
 constexpr double kOverlap = 0.83;
 // How often halving works on what does not fit a greeting, besides.
 constexpr double kHalvingWork = 3;
+// The least that a shard of a large reduction has, and the least number of its blocks.
+constexpr size_t kLeastShard = 256 << 10, kLeastBlocks = 8;
+// Two ranks of a host sum as much either way; but a share stays in the nearest cache.
+constexpr size_t kMostWhole = 64 << 10;
 
-double cost_of_direct(const WayOptions& options, const WayCosts& costs) {
+bool is_whole(const WayOptions& options) {
+  const size_t told = options.bytes * options.direct_values;
+  return told <= kSmall || (options.hosts <= kFewHosts && told <= options.most_told) ||
+         (options.hosts == 2 && options.direct_values == 1 && told <= kMuchForTwo);
+}
+
+double cost_of_whole(const WayOptions& options, const Costs& costs) {
+  const double told = double(options.bytes * options.direct_values);
+  return costs.latency +
+         double(options.hosts - 1) * (costs.message + told * (costs.byte + costs.sum));
+}
+
+// The results take one more message for each host; and another one if the values are too many for a
+// greeting.
+double cost_of_shares(const WayOptions& options, const Costs& costs) {
   const double others = double(options.hosts - 1), bytes = double(options.bytes);
-  const double values = double(options.direct_values), told = double(options.most_told);
-  if (bytes * values <= kWholeDirect || (options.hosts <= kFewHosts && bytes * values <= told))
-    return costs.latency + others * (costs.message + bytes * values * (costs.byte + costs.sum));
+  const double values = double(options.direct_values);
   const double moved = bytes * others / double(options.hosts);
-  const double messages = bytes * values / double(options.hosts) <= told ? 2 : 3;
+  const double messages =
+      bytes * values / double(options.hosts) <= double(options.most_told) ? 2 : 3;
   return messages * (costs.latency + others * costs.message) +
          kOverlap * moved * ((values + 1) * costs.byte + values * costs.sum);
 }
 
-double cost_of_doubling(const WayOptions& options, const WayCosts& costs) {
+double cost_of_doubling(const WayOptions& options, const Costs& costs) {
   const double most =
       double(most_values_of_doubling(options.hosts, options.leaves_per_host) * options.wide);
   const double mean = (1 + most) / 2;
@@ -37,7 +54,7 @@ double cost_of_doubling(const WayOptions& options, const WayCosts& costs) {
          (costs.latency + costs.message + double(options.bytes) * mean * costs.byte);
 }
 
-double cost_of_halving(const WayOptions& options, const WayCosts& costs) {
+double cost_of_halving(const WayOptions& options, const Costs& costs) {
   const double moved = double(options.bytes) * (1 - 1 / double(options.hosts));
   const double told = double(options.most_told);
   double messages = 0;
@@ -49,26 +66,8 @@ double cost_of_halving(const WayOptions& options, const WayCosts& costs) {
          kHalvingWork * std::max(0.0, moved - told) * costs.sum;
 }
 
-// Within a host, in nanoseconds: a byte of one rank that another sums, and one that goes through
-// the window to be summed in shares; a phase, and what each rank adds to it.
-constexpr double kSummed = 0.14, kShared = 0.35, kPhase = 300, kPhaseOfRank = 150;
-// Two ranks sum as much either way; but a share stays in the nearest cache.
-constexpr size_t kMostWhole = 64 << 10;
-
-}  // namespace
-
-bool is_summed_in_shares(size_t ranks, size_t bytes) {
-  const double phase = kPhase + kPhaseOfRank * double(ranks);
-  return bytes > kMostWhole ||
-         double(bytes) * kSummed * double(ranks) > double(bytes) * kShared + 2 * phase;
-}
-
-std::optional<Way>& forced_way() {
-  static std::optional<Way> way;
-  return way;
-}
-
-bool shares_in_rounds(const SharingOptions& options, const WayCosts& costs) {
+// Whether all parts get to all hosts in rounds, instead of each to the rank that it is for.
+bool goes_in_rounds(const PartsOptions& options, const Costs& costs) {
   if (options.hosts < 2 || options.total > options.most_told) return false;
   if (forced_way()) return *forced_way() == Way::doubling;
   const double direct = costs.latency + double(options.ranks - 1) *
@@ -80,26 +79,76 @@ bool shares_in_rounds(const SharingOptions& options, const WayCosts& costs) {
   return in_rounds < direct;
 }
 
-Way choose_way(const WayOptions& options, const WayCosts& costs) {
-  if (options.hosts < 3 || !options.leaves_per_host || !options.sums_apart) return Way::direct;
-  const size_t values = most_values_of_doubling(options.hosts, options.leaves_per_host);
+}  // namespace
+
+std::optional<Way>& forced_way() {
+  static std::optional<Way> way;
+  return way;
+}
+
+Way choose_way(const WayOptions& options, const Costs& costs) {
+  const Way direct = is_whole(options) ? Way::whole : Way::shares;
+  const bool can_meet = options.hosts > 2 && options.leaves_per_host && options.sums_apart;
+  const size_t values =
+      can_meet ? most_values_of_doubling(options.hosts, options.leaves_per_host) : 0;
   const bool can_double =
+      can_meet &&
       options.bytes * std::max(values * options.wide, options.most) <= options.most_told;
-  const bool can_halve = values == 1 && options.bytes * options.most <= options.most_halved;
-  const auto can = [&](Way way) {
-    return way == Way::direct || (way == Way::doubling ? can_double : can_halve);
-  };
-  if (forced_way()) return can(*forced_way()) ? *forced_way() : Way::direct;
-  Way best = Way::direct;
-  double least = cost_of_direct(options, costs);
+  const bool can_halve =
+      can_meet && values == 1 && options.bytes * options.most <= options.most_halved;
+  if (const std::optional<Way> forced = forced_way()) {
+    const bool can = *forced == Way::doubling  ? can_double
+                     : *forced == Way::halving ? can_halve
+                                               : options.bytes > 0;
+    return can ? *forced : direct;
+  }
+  if (!can_double && !can_halve) return direct;
+  Way best = direct;
+  double least =
+      direct == Way::whole ? cost_of_whole(options, costs) : cost_of_shares(options, costs);
   const auto consider = [&](Way way, double cost) {
-    if (!can(way) || cost >= least) return;
+    if (cost >= least) return;
     best = way;
     least = cost;
   };
-  consider(Way::doubling, cost_of_doubling(options, costs));
-  consider(Way::halving, cost_of_halving(options, costs));
+  if (can_double) consider(Way::doubling, cost_of_doubling(options, costs));
+  if (can_halve) consider(Way::halving, cost_of_halving(options, costs));
   return best;
+}
+
+// Enough blocks that they overlap, unless they become so small that their number costs more.
+size_t choose_block(const BlockOptions& options) {
+  return std::min(options.room,
+                  std::max(options.bytes / kLeastBlocks, options.hosts * kLeastShard));
+}
+
+Way choose_way_of_parts(const PartsOptions& options, const Costs& costs) {
+  const bool can_meet = options.kind != Collective::all_to_all;
+  if (can_meet && goes_in_rounds(options, costs)) return Way::rounds;
+  if (options.bytes <= kSmall) return Way::handshake;
+  switch (options.kind) {
+    case Collective::broadcast: return options.ranks > 2 ? Way::relay : Way::direct;
+    case Collective::all_gather:
+    case Collective::split: return Way::relay;
+    case Collective::barrier:
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::all_to_all:
+    case Collective::reduce_scatter:
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::send:
+    case Collective::recv: break;
+  }
+  return Way::direct;
+}
+
+Way choose_way_within_host(const HostOptions& options, const Costs& costs) {
+  const double ranks = double(options.ranks), bytes = double(options.bytes);
+  const double phase = costs.phase + costs.phase_per_rank * ranks;
+  const bool in_shares = options.bytes > kMostWhole ||
+                         bytes * costs.whole_byte * ranks > bytes * costs.share_byte + 2 * phase;
+  return in_shares ? Way::shares : Way::whole;
 }
 
 }  // namespace tutti::group

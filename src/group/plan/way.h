@@ -1,30 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of a reduction, between hosts and within one: that which should take the least time.
+// The way of a collective, between hosts and within one: that which should take the least time. All
+// that decides between algorithms is here, so that all ranks choose alike from the same costs.
 #pragma once
 
 #include <cstddef>
 #include <optional>
 
+#include "base/costs.h"
+#include "group/core/operation.h"
+#include "group/core/way.h"
+
 namespace tutti::group {
 
-// This few hosts may tell each other all they have.
-constexpr size_t kFewHosts = 4;
+using base::Costs;
 
-enum class Way {
-  direct,    // every host tells every other its values, or those of its shard
-  doubling,  // all values, in a logarithmic number of rounds
-  halving,   // the same, of a half, a quarter, ... of the data; and the results back the same way
-};
+// Data of at most this size goes along with a handshake to whatever rank it is for, and is summed
+// by the leaders of hosts alone.
+constexpr size_t kSmall = 8 << 10;
 
-// In nanoseconds. All ranks choose by the same.
-struct WayCosts {
-  double latency = 1500;  // of a message, and of waiting for the slower of two
-  double message = 5700;  // at both ends together
-  double byte = 0.34;     // of a message, at both ends together
-  double sum = 0.1;       // of a byte that is summed
-};
-
-// What is to be reduced, as all ranks know it.
+// What is to be reduced between hosts, as all ranks know it.
 struct WayOptions {
   size_t hosts;
   size_t leaves_per_host = 1;  // 0: not as many on each, or not one host's after the other's
@@ -36,22 +30,34 @@ struct WayOptions {
   size_t most_halved = 0;  // bytes that there is memory for at once
   bool sums_apart = true;  // whether sums of some leaves can be told
 };
-Way choose_way(const WayOptions& options, const WayCosts& costs = {});
+Way choose_way(const WayOptions& options, const Costs& costs);
 
-// Small parts that ranks have for each other, as all ranks know them.
-struct SharingOptions {
+// Bytes of a block of a large reduction, of which some travel while others are summed.
+struct BlockOptions {
+  size_t hosts;
+  size_t bytes;  // of a leaf
+  size_t room;   // for a leaf's part of a block
+};
+size_t choose_block(const BlockOptions& options);
+
+// Parts that ranks have for each other, as all ranks know them. Between hosts.
+struct PartsOptions {
+  Collective kind;
   size_t hosts, ranks;
   size_t bytes = 0;  // that a rank has for another
   size_t total = 0;  // that all have for all
   size_t most_told = 0;
 };
-// Whether all of it gets to all hosts in rounds, instead of from every rank to every other.
-bool shares_in_rounds(const SharingOptions& options, const WayCosts& costs = {});
+Way choose_way_of_parts(const PartsOptions& options, const Costs& costs);
 
-// Whether the ranks of a host sum a share each, and show it in a phase more, instead of all of it.
-bool is_summed_in_shares(size_t ranks, size_t bytes);
+// What is to be reduced between the ranks of a host.
+struct HostOptions {
+  size_t ranks;
+  size_t bytes;  // of a rank
+};
+Way choose_way_within_host(const HostOptions& options, const Costs& costs);
 
-// For tests: every reduction that can goes this way.
+// For tests: every reduction that can goes this way, and parts go in rounds if it is doubling.
 std::optional<Way>& forced_way();
 
 }  // namespace tutti::group

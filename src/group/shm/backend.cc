@@ -33,7 +33,7 @@ WindowBackend::WindowBackend(const char* name, HostPeers host_peers, std::vector
       ranks_(std::move(ranks)),
       subset_(std::make_unique<Subset>(host_peers_.memory, ranks_)),
       window_(rank, std::move(blocks), std::make_shared<GroupMonitor>(host_peers_.monitor, ranks_)),
-      algorithms_(window_, *subset_) {}
+      algorithms_(window_, *subset_, host_peers_.costs) {}
 
 WindowBackend::~WindowBackend() = default;
 

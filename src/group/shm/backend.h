@@ -12,6 +12,7 @@ struct HostPeers {
   std::shared_ptr<PeerMemory> memory;  // ranks are those of the outermost group
   std::shared_ptr<BlockPool> blocks;
   std::shared_ptr<const PeerMonitor> monitor;
+  Costs costs = {};
 };
 
 class WindowBackend : public Backend {
@@ -26,6 +27,7 @@ class WindowBackend : public Backend {
   int size() const override { return window_.size(); }
   std::string address(int rank) const override { return window_.peers().address(rank); }
   bool is_local(int) const override { return true; }
+  const Way& way() const override { return algorithms_.way(); }
   using Backend::run;
   void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list) override {

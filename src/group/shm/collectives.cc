@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/shm/collectives.h"
 
-#include "group/plan/way.h"
-
 namespace tutti::group {
 
 void SharedMemoryCollectives::run(const Description& what, const GroupCall& call, Timeouts timeouts,
                                   std::span<const Piece> list) {
   if (call.kind == Collective::send) return window_.send(what, call.in, call.tag, timeouts);
   if (call.kind == Collective::recv) return window_.recv(what, call.out, call.tag, timeouts);
-  if (call.kind == Collective::all_reduce &&
-      is_summed_in_shares(size_t(window_.size()), size_in_bytes(call.in))) {
+  way_ = call.kind == Collective::all_reduce ? way_of(size_in_bytes(call.in)) : Way::only;
+  if (way_ == Way::shares) {
     const void* const in = call.in.data;
     void* const out = call.out.data;
     const Piece piece{{&in, 1}, {&out, 1}, call.in.count, call.in.dtype};
@@ -37,11 +35,11 @@ void SharedMemoryCollectives::run(const Description& what, const GroupCall& call
 
 void SharedMemoryCollectives::all_reduce(const Description& what, const LeafReduction& reduction,
                                          Timeouts timeouts) {
+  way_ = Way::only;
   window_.begin(what, timeouts, reduction.pieces);
   const FlatView view(reduction, window_.rank(), window_.size());
-  if (is_summed_in_shares(size_t(window_.size()), view.bytes() * view.most_leaves()))
-    return in_place(view);
-  all_at_once(view);
+  way_ = way_of(view.bytes() * view.most_leaves());
+  way_ == Way::shares ? in_place(view) : all_at_once(view);
 }
 
 void SharedMemoryCollectives::show_parts(const GroupCall& call, size_t at, size_t now,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "group/plan/flat_view.h"
+#include "group/plan/way.h"
 #include "group/shm/peer_memory.h"
 #include "group/shm/window.h"
 
@@ -13,9 +14,10 @@ namespace tutti::group {
 
 class SharedMemoryCollectives {
  public:
-  SharedMemoryCollectives(Window& window, const PeerMemory& memory)
-      : window_(window), memory_(memory) {}
+  SharedMemoryCollectives(Window& window, const PeerMemory& memory, const Costs& costs)
+      : window_(window), memory_(memory), costs_(costs) {}
 
+  const Way& way() const { return way_; }
   void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
            std::span<const Piece> list = {});
   void all_reduce(const Description& what, const LeafReduction& reduction, Timeouts timeouts);
@@ -26,6 +28,9 @@ class SharedMemoryCollectives {
  private:
   using GroupCall = detail::GroupCall;
 
+  Way way_of(size_t bytes) const {
+    return choose_way_within_host({size_t(window_.size()), bytes}, costs_);
+  }
   void reduce(const GroupCall& call);  // and a small all_reduce
   void broadcast(const GroupCall& call);
   void gather(const GroupCall& call);  // to the root, or to all
@@ -61,6 +66,8 @@ class SharedMemoryCollectives {
 
   Window& window_;
   const PeerMemory& memory_;
+  const Costs costs_;
+  Way way_ = Way::only;  // of the last operation
 };
 
 }  // namespace tutti::group

@@ -42,9 +42,9 @@ class Threads : public PeerMemory, public PeerMonitor {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Backend>> make_in_process(int n) {
+std::vector<std::unique_ptr<Backend>> make_in_process(int n, const base::Costs& costs) {
   const auto threads = std::make_shared<Threads>(n);
-  const HostPeers host_peers{threads, std::make_shared<BlockPool>(), threads};
+  const HostPeers host_peers{threads, std::make_shared<BlockPool>(), threads, costs};
   std::vector<int> ranks;
   std::vector<Block*> blocks;
   for (int r = 0; r < n; ++r) {
