@@ -51,7 +51,9 @@ std::string why_apart(const JobLayout::Rank& a, const JobLayout::Rank& b) {
 // That an all_reduce of float32 takes.
 group::Way way_of(const group::GroupTopology& layout, size_t bytes, const base::Costs& costs) {
   std::vector<int> owners(layout.host_of.size());
-  if (layout.hosts.size() == 1) return group::choose_way_within_host({owners.size(), bytes}, costs);
+  if (layout.hosts.size() == 1)
+    return bytes > group::most_whole_within_host(owners.size(), costs) ? group::Way::shares
+                                                                       : group::Way::whole;
   std::iota(owners.begin(), owners.end(), 0);
   const void* const leaf = nullptr;
   const group::Piece piece{{&leaf, 1}, {}, int64_t(bytes / sizeof(float)), DType::float32};

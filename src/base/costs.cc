@@ -13,7 +13,8 @@ namespace tutti::base {
 namespace {
 
 constexpr CostDoc kCosts[] = {
-    {"latency", &Costs::latency, "of a message between hosts, and of waiting for the slower of two"},
+    {"latency", &Costs::latency,
+     "of a message between hosts, and of waiting for the slower of two"},
     {"message", &Costs::message, "of a message between hosts, at both ends together"},
     {"byte", &Costs::byte, "of a byte of such a message, at both ends together"},
     {"sum", &Costs::sum, "of a byte that a host sums"},
@@ -52,8 +53,8 @@ Costs parse_costs(std::string_view text) {
     const char* const last = number.data() + number.size();
     const auto [end, error] = std::from_chars(number.data(), last, value);
     if (error != std::errc() || end != last || !(value >= 0 && value <= kLargest))
-      refuse(text, fmt::format("{} is \"{}\", expected a number from 0 to {:g}", name, number,
-                               kLargest));
+      refuse(text,
+             fmt::format("{} is \"{}\", expected a number from 0 to {:g}", name, number, kLargest));
   }
   return costs;
 }

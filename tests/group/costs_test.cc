@@ -59,8 +59,7 @@ TEST(GroupCosts, DecideBetweenTheRanksOfAProcess) {
       std::vector<float> data(4096, 1);
       group.all_reduce(data, ReduceOp::SUM, kLong);
       EXPECT_EQ(data.back(), 4);
-      EXPECT_EQ(detail::GroupAccess::impl(group).backend().way(),
-                phase ? Way::whole : Way::shares);
+      EXPECT_EQ(detail::GroupAccess::impl(group).backend().way(), phase ? Way::whole : Way::shares);
     });
   }
 }

@@ -164,7 +164,7 @@ TEST(WayOfParts, DependsOnTheCostsAndTheCollective) {
 
 TEST(WayWithinAHost, IsInSharesIfRanksAreManyOrTheDataIsLarge) {
   const auto way = [](size_t ranks, size_t bytes, const Costs& costs = {}) {
-    return choose_way_within_host({ranks, bytes}, costs);
+    return bytes > most_whole_within_host(ranks, costs) ? Way::shares : Way::whole;
   };
   for (const size_t ranks : {2u, 4u, 8u, 16u, 64u}) {
     EXPECT_EQ(way(ranks, 1 << 10), Way::whole) << ranks;

@@ -24,9 +24,8 @@ enum class Way : uint8_t {
 };
 
 constexpr std::string_view name(Way way) {
-  constexpr std::array<std::string_view, 9> kNames{"",       "whole",  "shares",
-                                                   "doubling", "halving", "rounds",
-                                                   "handshake", "direct", "relay"};
+  constexpr std::array<std::string_view, 9> kNames{
+      "", "whole", "shares", "doubling", "halving", "rounds", "handshake", "direct", "relay"};
   return kNames[size_t(way)];
 }
 

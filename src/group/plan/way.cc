@@ -143,12 +143,11 @@ Way choose_way_of_parts(const PartsOptions& options, const Costs& costs) {
   return Way::direct;
 }
 
-Way choose_way_within_host(const HostOptions& options, const Costs& costs) {
-  const double ranks = double(options.ranks), bytes = double(options.bytes);
-  const double phase = costs.phase + costs.phase_per_rank * ranks;
-  const bool in_shares = options.bytes > kMostWhole ||
-                         bytes * costs.whole_byte * ranks > bytes * costs.share_byte + 2 * phase;
-  return in_shares ? Way::shares : Way::whole;
+size_t most_whole_within_host(size_t ranks, const Costs& costs) {
+  const double saved_per_byte = costs.whole_byte * double(ranks) - costs.share_byte;
+  const double phases = 2 * (costs.phase + costs.phase_per_rank * double(ranks));
+  return double(kMostWhole) * saved_per_byte > phases ? size_t(phases / saved_per_byte)
+                                                      : kMostWhole;
 }
 
 }  // namespace tutti::group

@@ -50,12 +50,9 @@ struct PartsOptions {
 };
 Way choose_way_of_parts(const PartsOptions& options, const Costs& costs);
 
-// What is to be reduced between the ranks of a host.
-struct HostOptions {
-  size_t ranks;
-  size_t bytes;  // of a rank
-};
-Way choose_way_within_host(const HostOptions& options, const Costs& costs);
+// Bytes of each rank up to which the ranks of a host reduce them whole; more, in shares. A group
+// asks once, since the smallest operations take less than a microsecond.
+size_t most_whole_within_host(size_t ranks, const Costs& costs);
 
 // For tests: every reduction that can goes this way, and parts go in rounds if it is doubling.
 std::optional<Way>& forced_way();

@@ -15,7 +15,9 @@ namespace tutti::group {
 class SharedMemoryCollectives {
  public:
   SharedMemoryCollectives(Window& window, const PeerMemory& memory, const Costs& costs)
-      : window_(window), memory_(memory), costs_(costs) {}
+      : window_(window),
+        memory_(memory),
+        most_whole_(most_whole_within_host(size_t(window.size()), costs)) {}
 
   const Way& way() const { return way_; }
   void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
@@ -28,9 +30,7 @@ class SharedMemoryCollectives {
  private:
   using GroupCall = detail::GroupCall;
 
-  Way way_of(size_t bytes) const {
-    return choose_way_within_host({size_t(window_.size()), bytes}, costs_);
-  }
+  Way way_of(size_t bytes) const { return bytes > most_whole_ ? Way::shares : Way::whole; }
   void reduce(const GroupCall& call);  // and a small all_reduce
   void broadcast(const GroupCall& call);
   void gather(const GroupCall& call);  // to the root, or to all
@@ -66,7 +66,7 @@ class SharedMemoryCollectives {
 
   Window& window_;
   const PeerMemory& memory_;
-  const Costs costs_;
+  const size_t most_whole_;
   Way way_ = Way::only;  // of the last operation
 };
 
