@@ -234,15 +234,21 @@ void print_info(const nlohmann::json& info) {
 }  // namespace
 
 int info(int argc, char** argv) {
-  bool json = false, job = false;
-  CommandLine app("tutti info", "[--job] [--json]",
+  LayoutOptions options;
+  bool& json = options.json;
+  bool job = false;
+  CommandLine app("tutti info", "[--job [--measure]] [--json]",
                   "Shows devices, cores, backends and settings, and why what is off is off.");
-  app.add_flag("--job", job,
-               "the layout of a job instead: its hosts, what moves its data, and why; to be "
-               "started as every worker of it");
+  CLI::Option* const of_job =
+      app.add_flag("--job", job,
+                   "the layout of a job instead: its hosts, what moves its data, and why; to be "
+                   "started as every worker of it");
+  app.add_flag("--measure", options.measure,
+               "of --job: what messages take between its ranks, as a value for TUTTI_COSTS")
+      ->needs(of_job);
   app.add_flag("--json", json, "as one JSON object");
   if (const auto code = parse(app, argc, argv)) return *code;
-  if (job) return show_layout(json);
+  if (job) return show_layout(options);
   const nlohmann::json information = collect();
   if (json)
     fmt::print("{}\n", information.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -10,6 +10,7 @@
 
 #include "base/settings.h"
 #include "bench.h"
+#include "costs.h"
 #include "group/net/reduction_layout.h"
 #include "group/net/topology.h"
 #include "job/job.h"
@@ -62,10 +63,14 @@ group::Way way_of(const group::GroupTopology& layout, size_t bytes, const base::
   return group::ReductionLayout(reduction, layout, subtrees, costs).way();
 }
 
-json describe(const JobLayout& job) {
+group::GroupTopology topology_of(const JobLayout& job) {
   std::vector<std::string> names;
   for (const auto& rank : job.ranks) names.push_back(job.network.empty() ? "" : rank.host);
-  const group::GroupTopology layout(names, job.rank);
+  return {names, job.rank};
+}
+
+json describe(const JobLayout& job) {
+  const group::GroupTopology layout = topology_of(job);
   const size_t hosts = layout.hosts.size();
   const std::string& asked = base::settings().backend;
 
@@ -133,6 +138,8 @@ void print_ways(const json& job) {
   for (const base::CostDoc& doc : base::cost_docs())
     costs.push_back(fmt::format("{}={}", doc.name, job["costs"][doc.name].get<double>()));
   fmt::print("  {:<16}{}\n", "costs in ns", fmt::join(costs, ","));
+  if (job.contains("measured"))
+    fmt::print("  {:<16}TUTTI_COSTS={}\n", "measured now", text_of(job["measured"]));
 }
 
 void print_layout(const json& job) {
@@ -169,11 +176,15 @@ void print_layout(const json& job) {
 
 }  // namespace
 
-int show_layout(bool as_json) {
+int show_layout(const LayoutOptions& options) {
   const JobLayout layout = group::layout_from_environment();
+  base::Costs measured;
+  const bool measures = options.measure && !layout.ranks.empty();
+  if (measures) measured = measure_costs(Group::from_environment(), topology_of(layout));
   if (layout.rank != 0) return 0;
-  const json job = layout.ranks.empty() ? json{{"ranks", 1}} : describe(layout);
-  if (as_json)
+  json job = layout.ranks.empty() ? json{{"ranks", 1}} : describe(layout);
+  if (measures) job["measured"] = base::to_string(measured);
+  if (options.json)
     fmt::print("{}\n", job.dump(2, ' ', false, json::error_handler_t::replace));
   else if (layout.ranks.empty())
     fmt::print(

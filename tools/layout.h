@@ -4,7 +4,11 @@
 
 namespace tutti::tools {
 
+struct LayoutOptions {
+  bool json = false;
+  bool measure = false;  // what messages take, too
+};
 // A collective: every rank of the job calls it, and rank 0 prints. Returns the exit code.
-int show_layout(bool json);
+int show_layout(const LayoutOptions& options);
 
 }  // namespace tutti::tools

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/costs.h"
 #include "job/interfaces.h"
 #include "tool.h"
 
@@ -348,6 +349,23 @@ TEST(InfoJob, ShowsTheCostsOfRank0AndTheWaysTheyLeadTo) {
             "4:whole 16384:doubling 262144:shares 4194304:shares 67108864:shares ");
   EXPECT_EQ(ways("TUTTI_BACKEND=shm", "TUTTI_COSTS="),
             "4:whole 16384:shares 262144:shares 4194304:shares 67108864:shares ");
+}
+
+TEST(InfoJob, MeasuresCostsThatAreAValueOfTheSetting) {
+  for (const std::string backend : {"tcp", "shm"}) {
+    Process tool({TUTTI_TOOL, "run", "-n", "3", "--", TUTTI_TOOL, "info", "--job", "--measure"},
+                 {"TUTTI_MODULE_PATH=" TUTTI_REAL_MODULES, "TUTTI_BACKEND=" + backend});
+    EXPECT_EQ(tool.finish(), 0) << tool.err();
+    const std::string before = "[0]   measured now    TUTTI_COSTS=", text = tool.out();
+    ASSERT_THAT(text, HasSubstr(before));
+    const std::string rest = text.substr(text.find(before) + before.size());
+    const base::Costs found = base::parse_costs(rest.substr(0, rest.find('\n'))), usual;
+    EXPECT_EQ(found.sum, usual.sum);
+    EXPECT_EQ(found.byte == usual.byte, backend == "shm") << rest;
+    EXPECT_EQ(found.phase == usual.phase, backend == "tcp") << rest;
+    EXPECT_GT(found.latency + found.message, 0);
+    EXPECT_GT(found.phase + found.phase_per_rank, 0);
+  }
 }
 
 TEST(InfoJob, NobodyElseIsThere) {
