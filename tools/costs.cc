@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,9 +35,8 @@ double time_of_parts(const Group& group, size_t bytes) {
   std::vector<std::byte> in(bytes * size_t(group.size())), out(in.size());
   const auto* const from = reinterpret_cast<const uint8_t*>(in.data());
   auto* const to = reinterpret_cast<uint8_t*>(out.data());
-  return time_of(group, bytes > 4096 ? 10 : 200, [&] {
-    group.all_to_all(std::span(from, in.size()), std::span(to, out.size()));
-  });
+  return time_of(group, bytes > 4096 ? 10 : 200,
+                 [&] { group.all_to_all(std::span(from, in.size()), std::span(to, out.size())); });
 }
 
 // n ranks take start + (n - 1) each.
@@ -86,8 +88,8 @@ base::Costs measure_costs(const Group& job, const group::GroupTopology& topology
       return time_of(group, 200, [&] { group.barrier(); });
     };
     const Times times{among(here, 2, barrier), among(here, here.size(), barrier)};
-    const auto [one, each] = line_through(times, here.size(),
-                                          {costs.phase + costs.phase_per_rank, costs.phase_per_rank});
+    const auto [one, each] = line_through(
+        times, here.size(), {costs.phase + costs.phase_per_rank, costs.phase_per_rank});
     costs.phase_per_rank = rounded(each);
     costs.phase = rounded(one - each);
   }
