@@ -153,17 +153,16 @@ std::unique_ptr<Backend> Job::new_group(const std::string& purpose) {
     const Introduction& mine = plan.introduction();
     std::vector<Introduction> all;
     for (const std::string& text :
-         introduce(number, fmt::format("{} {}", mine.block, mine.id), purpose))
+         introduce(number, fmt::format("{} {}", mine.blocks, mine.id), purpose))
       all.push_back({std::stoull(text), std::stoull(text.substr(text.find(' ') + 1))});
     return plan.finish(all);
   }
-  Block* const mine = host_peers_.blocks->make(*host_peers_.memory, size());
-  const uint64_t position = host_peers_.memory->position(mine, Block::bytes(size()));
-  const std::vector<std::string> positions = introduce(number, std::to_string(position), purpose);
-  std::vector<Block*> blocks;
-  for (const int r : ranks)
-    blocks.push_back(
-        static_cast<Block*>(host_peers_.memory->find(r, std::stoull(positions[size_t(r)]))));
+  uint64_t position = 0;
+  if (rank() == 0)
+    position = host_peers_.memory->position(
+        host_peers_.blocks->make(*host_peers_.memory, size()).begin(), 1);
+  const std::string first = introduce(number, std::to_string(position), purpose)[0];
+  const Blocks blocks(host_peers_.memory->find(0, std::stoull(first)), size());
   return std::make_unique<WindowBackend>("shm", host_peers_, ranks, rank(), blocks);
 }
 

@@ -22,9 +22,8 @@ class Machine final : public Site {
     preferred_ = preferred_transport(boot, options_);
     const RegisteredTransport* const named = find_transport(base::settings().backend);
     const RegisteredTransport* const expected = named ? named : preferred_;
-    // For each peer a pidfd or a connection, if the transport needs one.
-    const int peers = boot.size() - 1;
-    expect_descriptors(kToJoin + kToConnect + (expected ? expected->kind.files_for(peers) : peers) +
+    const int for_peers = expected ? expected->kind.files_for(boot.size() - 1) : 0;
+    expect_descriptors(kToJoin + kToConnect + for_peers +
                            (boot.membership.serves ? boot.size() + 1 : 0),
                        boot);
     return join_service(boot);
@@ -38,7 +37,7 @@ class Machine final : public Site {
   }
 
   HostPeers share_memory(const HostProcesses& processes, const Bootstrap& boot) override {
-    expect_descriptors(kToConnect + int(processes.hellos.size()) - 1, boot);
+    expect_descriptors(kToConnect, boot);
     return connect_processes(processes);
   }
 

@@ -140,11 +140,11 @@ std::unique_ptr<group::Backend> TimedJob::connect(int rank) {
   std::iota(all.begin(), all.end(), 0);
   group::Introduction& mine = introductions_[size_t(rank)];
   if (options_.hosts == 1) {
-    mine.block = reinterpret_cast<uint64_t>(host_peers.blocks->make(*host_peers.memory, size()));
+    if (rank == 0)
+      mine.blocks =
+          reinterpret_cast<uint64_t>(host_peers.blocks->make(*host_peers.memory, size()).begin());
     meet();
-    std::vector<group::Block*> blocks;
-    for (const group::Introduction& theirs : introductions_)
-      blocks.push_back(reinterpret_cast<group::Block*>(theirs.block));
+    const group::Blocks blocks(reinterpret_cast<void*>(introductions_[0].blocks), size());
     return std::make_unique<group::WindowBackend>("simulated", host_peers, all, rank, blocks);
   }
   // Ranks are never lost here, so none asks the other hosts whether they still answer.

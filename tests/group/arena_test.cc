@@ -97,7 +97,7 @@ TEST(PeerArena, SaysThatDescriptorsAreMissing) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   std::string text;
   try {
-    const PeerArena arena(peer);
+    PeerArena(peer).check();
   } catch (const ResourceExhaustedError& error) {
     text = error.what();
   }

@@ -495,7 +495,7 @@ TEST(Loss, IsNotWhatAMessageThatIsTooLongIsCalled) {
 TEST(GroupFailure, OfOneRanksMemoryReachesTheOthers) {
   std::atomic<bool> full{false};
   Groups groups = secluded(2, {.before_block = [&](int rank) {
-                             if (rank == 1 && full) throw ResourceExhaustedError("rank 1 is full");
+                             if (rank == 0 && full) throw ResourceExhaustedError("rank 0 is full");
                            }});
   full = true;
   std::vector<Caught> errors(2);
@@ -503,7 +503,7 @@ TEST(GroupFailure, OfOneRanksMemoryReachesTheOthers) {
     const Group group = std::move(groups[r]);  // a rank that is done leaves; none waits for it
     errors[r] = caught([&] { (void)group.split(0, 0); });
   });
-  expect_everywhere(errors, ErrorCode::resource_exhausted, {"rank 1 is full"});
+  expect_everywhere(errors, ErrorCode::resource_exhausted, {"rank 0 is full"});
 }
 
 // Holds a rank at the first look it takes at another's memory.

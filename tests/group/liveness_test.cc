@@ -33,7 +33,9 @@ class LivenessTest : public ::testing::Test {
   LivenessTest() : latch(memory), liveness(peers, latch, nullptr) {}
 
   void check_losses(const std::function<bool(int)>& left) {
-    liveness.check_losses("op", 3, 0, left, [](int r) { return uint64_t(r); });
+    for (const int r : {1, 2})
+      liveness.check_loss(
+          "op", r, [&] { return left(r); }, [&] { return uint64_t(r); });
   }
 
   SharedFailure memory{};

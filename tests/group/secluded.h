@@ -93,13 +93,12 @@ inline std::vector<Group> secluded(int n, Seclusion options = {}) {
   const auto commons = std::make_shared<Commons>(std::move(options));
   std::vector<group::HostPeers> host_peers;
   std::vector<int> ranks;
-  std::vector<group::Block*> blocks;
   for (int r = 0; r < n; ++r) {
     host_peers.push_back({std::make_shared<SecludedMemory>(commons, r),
                           std::make_shared<group::BlockPool>(), commons});
     ranks.push_back(r);
-    blocks.push_back(host_peers.back().blocks->make(*host_peers.back().memory, n));
   }
+  const group::Blocks blocks = host_peers[0].blocks->make(*host_peers[0].memory, n);
   std::vector<Group> groups;
   for (int r = 0; r < n; ++r)
     groups.push_back(detail::GroupAccess::make(

@@ -17,10 +17,6 @@ constexpr Description kBarrier{.kind = Collective::barrier};
 class WindowTest : public ::testing::Test {
  protected:
   WindowTest() {
-    for (int r = 0; r < 2; ++r) {
-      memory.push_back(commons->allocate(Block::bytes(2)));
-      blocks.push_back(static_cast<Block*>(memory.back().get()));
-    }
     for (int r = 0; r < 2; ++r) windows.push_back(std::make_unique<Window>(r, blocks, commons));
   }
   // f(window) on a thread for each rank.
@@ -33,8 +29,8 @@ class WindowTest : public ::testing::Test {
 
   const std::shared_ptr<testing::Commons> commons =
       std::make_shared<testing::Commons>(testing::Seclusion{});
-  std::vector<std::shared_ptr<void>> memory;
-  std::vector<Block*> blocks;
+  const std::shared_ptr<void> memory = commons->allocate(Blocks::bytes(2));
+  const Blocks blocks{memory.get(), 2};
   std::vector<std::unique_ptr<Window>> windows;
 };
 
@@ -64,7 +60,7 @@ TEST_F(WindowTest, NamesTheRankThatDoesNotCome) {
 
 TEST_F(WindowTest, WakesARankThatSleepsWhenTheGroupFails) {
   std::thread other([&] {
-    while (blocks[0]->sleepers.load() + blocks[1]->sleepers.load() == 0) std::this_thread::yield();
+    while (blocks[0].sleepers.load() + blocks[1].sleepers.load() == 0) std::this_thread::yield();
     windows[1]->latch().set({1, ErrorCode::aborted, "rank 1 gives up"});
   });
   windows[0]->begin(kBarrier, {60s, 0s});
@@ -75,8 +71,8 @@ TEST_F(WindowTest, WakesARankThatSleepsWhenTheGroupFails) {
 TEST_F(WindowTest, BlamesTheRankAtTheEndOfAChain) {
   const Liveness liveness(commons, windows[0]->latch(), nullptr);
   const WaitGraph& graph = windows[0]->wait_graph();
-  blocks[0]->slots[1].phase = 1;  // rank 0 is ahead, and waits
-  blocks[0]->operation = 1;
+  blocks[0].slots[1].phase = 1;  // rank 0 is ahead, and waits
+  blocks[0].operation = 1;
   const WaitGraph::Waiting waiting(graph, Role::collective, 1);
   const LateRanks late = graph.blame(0, liveness);
   EXPECT_EQ(late.names,

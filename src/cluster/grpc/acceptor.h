@@ -4,17 +4,15 @@
 // costs neither memory nor descriptors beyond a fixed bound.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
+#include "base/descriptors.h"
 #include "cluster/coordination.h"
 #include "cluster/grpc/wire.h"
 
@@ -28,23 +26,7 @@ std::string pass_of(const Job& job);
 // The host in what gRPC calls a peer, such as "ipv4:10.0.0.3:5000" or "ipv6:%5B::1%5D:5000".
 std::string host_of(std::string_view peer);
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
+using base::Descriptor;
 
 // Its thread accepts connections, reads their first bytes, and bounds how many have not joined and
 // for how long. Thread-safe.

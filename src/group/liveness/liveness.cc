@@ -28,21 +28,18 @@ void Liveness::check_job(const std::string& during) const {
     latch_.fail({failure->rank, failure->code, fmt::format("{}: {}", during, failure->text)});
 }
 
-void Liveness::check_losses(const std::string& during, int ranks, int me,
-                            const std::function<bool(int)>& left,
-                            const std::function<uint64_t(int)>& at) const {
-  for (int r = 0; r < ranks; ++r) {
-    if (r == me || left(r)) continue;
-    const std::string loss = peers_->loss(r);
-    if (loss.empty()) continue;
-    check();  // the lost rank may have said why before it went
-    if (left(r)) continue;
-    // Or it may have told the coordination service, which also knows soon if it did not.
-    const auto reason = await_reason();
-    if (!reason || reason->code != ErrorCode::aborted)
-      fail(r, ErrorCode::unavailable,
-           fmt::format("{}: {} {}; {}", during, name(r), loss, progress(r, at(r))));
-  }
+void Liveness::check_loss(const std::string& during, int rank, const std::function<bool()>& left,
+                          const std::function<uint64_t()>& at) const {
+  if (left()) return;
+  const std::string loss = peers_->loss(rank);
+  if (loss.empty()) return;
+  check();  // the lost rank may have said why before it went
+  if (left()) return;
+  // Or it may have told the coordination service, which also knows soon if it did not.
+  const auto reason = await_reason();
+  if (!reason || reason->code != ErrorCode::aborted)
+    fail(rank, ErrorCode::unavailable,
+         fmt::format("{}: {} {}; {}", during, name(rank), loss, progress(rank, at())));
 }
 
 void Liveness::fail_since_left(const std::string& during, int rank, uint64_t at) const {

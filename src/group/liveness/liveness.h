@@ -55,11 +55,9 @@ class Liveness {
   // text.
   void check_now(const std::string& during) const;
   void check_job(const std::string& during) const;
-  // Fails if one of `ranks` is lost. left(rank): it said that it leaves; at(rank): the operation it
-  // was in last.
-  void check_losses(const std::string& during, int ranks, int me,
-                    const std::function<bool(int)>& left,
-                    const std::function<uint64_t(int)>& at) const;
+  // Fails if `rank` is lost. left(): it said that it leaves; at(): the operation it was in last.
+  void check_loss(const std::string& during, int rank, const std::function<bool()>& left,
+                  const std::function<uint64_t()>& at) const;
 
   [[noreturn]] void fail_since_left(const std::string& during, int rank, uint64_t at) const;
 

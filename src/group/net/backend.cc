@@ -9,11 +9,10 @@ namespace {
 
 size_t staging_bytes() { return 2 * kBlocks * kArea; }
 
-// After the block of the host's first rank.
-Staging staging_in(const std::vector<Block*>& blocks) {
-  if (blocks.empty()) return {};
-  auto* const memory = reinterpret_cast<std::byte*>(blocks[0]) + Block::bytes(int(blocks.size()));
-  return {memory, memory + kBlocks * kArea};
+// After the blocks.
+Staging staging_in(const Blocks& blocks) {
+  if (blocks.size() == 0) return {};
+  return {blocks.end(), blocks.end() + kBlocks * kArea};
 }
 
 std::vector<std::string> hosts_of(const JobTopology& job, const std::vector<int>& ranks) {
@@ -69,23 +68,22 @@ NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job, std::vector<i
   const HostPeers& host_peers = job_->host_peers;
   introduction_ = {0, job_->control->new_group_id()};
   const int here = int(topology_.local_ranks().size());
-  if (here == 1) return;
-  const size_t extra = topology_.leads() ? staging_bytes() : 0;
-  Block* const block = host_peers.blocks->make(*host_peers.memory, here, extra);
-  introduction_.block = host_peers.memory->position(block, Block::bytes(here) + extra);
+  if (here == 1 || !topology_.leads()) return;
+  const Blocks blocks = host_peers.blocks->make(*host_peers.memory, here, staging_bytes());
+  introduction_.blocks = host_peers.memory->position(blocks.begin(), 1);
 }
 
 std::unique_ptr<Backend> NetworkBackend::Plan::finish(std::span<const Introduction> all) const {
-  std::vector<Block*> blocks;
-  if (topology_.local_ranks().size() > 1)
-    for (const int r : topology_.local_ranks())
-      blocks.push_back(static_cast<Block*>(job_->host_peers.memory->find(
-          index_on_host(*job_, ranks_[size_t(r)]), all[size_t(r)].block)));
-  return std::unique_ptr<Backend>(
-      new NetworkBackend(*this, uint32_t(all[0].id), std::move(blocks)));
+  Blocks blocks;
+  const std::vector<int>& local = topology_.local_ranks();
+  if (local.size() > 1)
+    blocks = {job_->host_peers.memory->find(index_on_host(*job_, ranks_[size_t(local[0])]),
+                                            all[size_t(local[0])].blocks),
+              int(local.size())};
+  return std::unique_ptr<Backend>(new NetworkBackend(*this, uint32_t(all[0].id), blocks));
 }
 
-NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*> blocks)
+NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, const Blocks& blocks)
     : job_(plan.job_),
       ranks_(plan.ranks_),
       topology_(plan.topology_),
@@ -96,8 +94,8 @@ NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*
       algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks),
                   job_->costs) {}
 
-FailureLatch& NetworkBackend::connect_host(const std::vector<Block*>& blocks) {
-  if (blocks.empty()) {
+FailureLatch& NetworkBackend::connect_host(const Blocks& blocks) {
+  if (blocks.size() == 0) {
     own_failure_ = std::make_unique<SharedFailure>();
     return own_latch_.emplace(*own_failure_);
   }
@@ -151,12 +149,19 @@ std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeo
       timeouts);
   std::vector<Introduction> chosen;
   for (const int r : ranks) chosen.push_back(all[size_t(r)]);
-  return plan.finish(chosen);
+  std::unique_ptr<Backend> group;
+  telling_all([&] {
+    group = plan.finish(chosen);
+    if (window_) window_->next_phase();  // the first rank of a host may leave then
+  });
+  return group;
 }
 
 size_t NetworkBackend::reserved() const {
   size_t block = 0;
-  if (window_) block = Block::bytes(window_->size()) + (topology_.leads() ? staging_bytes() : 0);
+  if (window_)
+    block = Blocks::bytes(window_->size()) / size_t(window_->size()) +
+            (topology_.leads() ? staging_bytes() : 0);
   return block + job_->control->reserved() + channels_.reserved() + algorithms_.reserved();
 }
 

@@ -34,8 +34,8 @@ struct JobTopology {
 
 // What a rank tells the others of a new group.
 struct Introduction {
-  uint64_t block;  // its position, for those on the same host
-  uint64_t id;     // that of the first rank counts
+  uint64_t blocks;  // where they are, from the first rank of a host to the others on it
+  uint64_t id;      // that of the first rank counts
 };
 
 class NetworkBackend : public Backend {
@@ -82,9 +82,9 @@ class NetworkBackend : public Backend {
   std::optional<cluster::Failure> failure() const override { return latch_.failure(); }
 
  private:
-  NetworkBackend(const Plan& plan, uint32_t id, std::vector<Block*> blocks);
+  NetworkBackend(const Plan& plan, uint32_t id, const Blocks& blocks);
   // Makes the window, if there are other ranks on this host. Returns the group's latch.
-  FailureLatch& connect_host(const std::vector<Block*>& blocks);
+  FailureLatch& connect_host(const Blocks& blocks);
   // An error of `operation` on this rank is one for all.
   template <class F>
   void telling_all(const F& operation);

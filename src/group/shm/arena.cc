@@ -106,9 +106,9 @@ void Arena::grow(size_t bytes) {
   count_.store(index + 1, std::memory_order_release);
 }
 
-uint64_t Arena::take(size_t bytes, size_t alignment) {
+uint64_t Arena::take(size_t bytes, size_t alignment, bool sparse) {
   std::lock_guard lock(mutex_);
-  if (bytes > limit_ - std::min(used_, limit_))
+  if (!sparse && bytes > limit_ - std::min(used_, limit_))
     throw ResourceExhaustedError(fmt::format(
         "group: no room for {} bytes in the shared window, of which {} of {} MiB are used", bytes,
         used_ >> 20, limit_ >> 20));
@@ -128,16 +128,16 @@ uint64_t Arena::take(size_t bytes, size_t alignment) {
   free_.erase(found);
   if (start > position) free_[position] = start - position;
   if (position + room > start + bytes) free_[start + bytes] = position + room - (start + bytes);
-  used_ += bytes;
+  if (!sparse) used_ += bytes;
   kept_ -= std::min(kept_, bytes);
   return start;
 }
 
-void Arena::give_back(uint64_t position, size_t bytes) {
+void Arena::give_back(uint64_t position, size_t bytes, bool sparse) {
   if (base::is_forked_child()) return;  // it is the parent's
   std::lock_guard lock(mutex_);
   if (abandoned_) return;
-  used_ -= bytes;
+  if (!sparse) used_ -= bytes;
   kept_ += bytes;
   if (kept_ > kKeep) {
     drop_pages(position, bytes);
@@ -172,18 +172,16 @@ void Arena::drop_pages(uint64_t position, size_t bytes) {
 
 std::shared_ptr<void> Arena::allocate(size_t bytes) {
   bytes = rounded_up(std::max<size_t>(bytes, 1), kLine);
-  const uint64_t position = take(bytes, bytes >= kPage ? kPage : kLine);
-  return {at(position), [this, position, bytes](void*) { give_back(position, bytes); }};
+  const uint64_t position = take(bytes, bytes >= kPage ? kPage : kLine, false);
+  return {at(position), [this, position, bytes](void*) { give_back(position, bytes, false); }};
 }
 
 std::shared_ptr<void> Arena::allocate_zeroed(size_t bytes) {
   bytes = rounded_up(std::max<size_t>(bytes, 1), kPage);
-  const uint64_t position = take(bytes, kPage);
+  const uint64_t position = take(bytes, kPage, true);
   drop_pages(position, bytes);
-  return {at(position), [this, position, bytes](void*) { give_back(position, bytes); }};
+  return {at(position), [this, position, bytes](void*) { give_back(position, bytes, true); }};
 }
-
-PeerArena::PeerArena(Origin origin) : origin_(std::move(origin)) { map(0); }
 
 // Why the memory cannot be opened, with the remedy.
 std::string PeerArena::obstacle(int error) const {
@@ -203,23 +201,30 @@ std::string PeerArena::obstacle(int error) const {
   return "that process is gone, or the workers do not see each other in /proc";
 }
 
-std::byte* PeerArena::map(size_t segment) const {
-  std::lock_guard lock(mutex_);
-  if (std::byte* const other = segments_[segment].load()) return other;  // a thread was faster
+int PeerArena::open() const {
   const std::string path = fmt::format("/proc/{}/fd/{}", origin_.pid, origin_.fd);
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) {
+  base::Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (file.get() < 0) {
     const int error = errno;
     const std::string text = fmt::format("group: cannot open the shared memory of {} ({}): {}",
                                          origin_.name, path, why());
     if (base::out_of_descriptors(error)) throw ResourceExhaustedError(text);
     throw UnavailableError(fmt::format("{}; {}", text, obstacle(error)));
   }
-  if (inode_of(file) != origin_.inode) {
-    close(file);
+  if (inode_of(file.get()) != origin_.inode)
     throw UnavailableError(
         fmt::format("group: {} is lost: {} is not its shared memory", origin_.name, path));
-  }
+  return file.release();
+}
+
+std::byte* PeerArena::map(size_t segment) const {
+  std::lock_guard lock(mutex_);
+  mapped(0);  // where the others are found
+  return mapped(segment);
+}
+
+std::byte* PeerArena::mapped(size_t segment) const {
+  if (std::byte* const base = segments_[segment].load()) return base;
   uint64_t start = 0;
   size_t bytes = origin_.first_segment;
   if (segment) {
@@ -227,14 +232,13 @@ std::byte* PeerArena::map(size_t segment) const {
     start = entry.start;
     bytes = entry.bytes;
   }
-  void* const memory =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, off_t(start));
-  const std::string reason = why();
-  close(file);
+  const base::Descriptor opened(file_.get() < 0 ? open() : -1);
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                            file_.get() < 0 ? opened.get() : file_.get(), off_t(start));
   if (memory == MAP_FAILED)
     throw ResourceExhaustedError(
         fmt::format("group: cannot map the shared memory of {}, {} MiB: {}; see ulimit -v",
-                    origin_.name, bytes >> 20, reason));
+                    origin_.name, bytes >> 20, why()));
   segments_[segment].store(static_cast<std::byte*>(memory), std::memory_order_release);
   return static_cast<std::byte*>(memory);
 }

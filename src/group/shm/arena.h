@@ -17,6 +17,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/descriptors.h"
 #include "group/shm/peer_memory.h"
 
 namespace tutti::group {
@@ -56,7 +57,7 @@ class Arena {
 
   // ResourceExhaustedError if there is no room.
   std::shared_ptr<void> allocate(size_t bytes);         // on a line of its own
-  std::shared_ptr<void> allocate_zeroed(size_t bytes);  // on pages of its own
+  std::shared_ptr<void> allocate_zeroed(size_t bytes);  // on pages of its own; sparse
 
  private:
   struct Segment {
@@ -66,9 +67,9 @@ class Arena {
   };
 
   Arena();
-  uint64_t take(size_t bytes, size_t alignment);
+  uint64_t take(size_t bytes, size_t alignment, bool sparse);
   void grow(size_t bytes);
-  void give_back(uint64_t position, size_t bytes);
+  void give_back(uint64_t position, size_t bytes, bool sparse);
   void drop_pages(uint64_t position, size_t bytes);
 
   int fd_ = -1;
@@ -76,7 +77,7 @@ class Arena {
   std::atomic<size_t> count_{0};  // of segments, which never change once they are there
   std::mutex mutex_;
   std::map<uint64_t, size_t> free_;  // position to bytes, no two of them adjacent
-  size_t used_ = 0, limit_ = 0;
+  size_t used_ = 0, limit_ = 0;      // without what is sparse
   bool abandoned_ = false;
   size_t kept_ = 0;  // bytes given back whose pages are still there, at most
 };
@@ -93,12 +94,16 @@ class PeerArena {
     uid_t user;
     bool dumpable;  // others may look into the process
   };
-  // UnavailableError with the remedy if its memory cannot be opened, ResourceExhaustedError if it
-  // cannot be mapped; at() as well.
-  explicit PeerArena(Origin origin);
+  explicit PeerArena(Origin origin) : origin_(std::move(origin)) {}
   ~PeerArena();
   PeerArena(const PeerArena&) = delete;
 
+  // UnavailableError with the remedy if the peer's memory cannot be opened.
+  void check() const { const base::Descriptor opened(open()); }
+  // The same; from now on it can be mapped even if the peer's process has ended.
+  void hold() { file_ = base::Descriptor(open()); }
+
+  // As check(), and ResourceExhaustedError if the memory cannot be mapped.
   void* at(uint64_t position) const {
     std::byte* base = segments_[segment_of(position)].load(std::memory_order_acquire);
     if (!base) [[unlikely]]
@@ -107,10 +112,13 @@ class PeerArena {
   }
 
  private:
+  int open() const;
   std::byte* map(size_t segment) const;
+  std::byte* mapped(size_t segment) const;  // needs the mutex
   std::string obstacle(int error) const;
 
   const Origin origin_;
+  base::Descriptor file_;
   mutable std::mutex mutex_;
   mutable std::array<std::atomic<std::byte*>, kMostSegments> segments_{};
 };

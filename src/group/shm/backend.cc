@@ -27,19 +27,21 @@ class WindowBackend::Subset : public PeerMemory {
 };
 
 WindowBackend::WindowBackend(const char* name, HostPeers host_peers, std::vector<int> ranks,
-                             int rank, std::vector<Block*> blocks)
+                             int rank, Blocks blocks)
     : name_(name),
       host_peers_(std::move(host_peers)),
       ranks_(std::move(ranks)),
       subset_(std::make_unique<Subset>(host_peers_.memory, ranks_)),
-      window_(rank, std::move(blocks), std::make_shared<GroupMonitor>(host_peers_.monitor, ranks_)),
+      window_(rank, blocks, std::make_shared<GroupMonitor>(host_peers_.monitor, ranks_)),
       algorithms_(window_, *subset_, host_peers_.costs) {}
 
 WindowBackend::~WindowBackend() = default;
 
 std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Timeouts timeouts) {
-  Block* const mine = host_peers_.blocks->make(*subset_, int(ranks.size()));
-  uint64_t position = subset_->position(mine, Block::bytes(int(ranks.size())));
+  const int first = ranks[0], size = int(ranks.size());
+  uint64_t position = 0;
+  if (window_.rank() == first)
+    position = subset_->position(host_peers_.blocks->make(*subset_, size).begin(), 1);
   std::vector<uint64_t> positions(ranks_.size());
   const Description what{.kind = Collective::split};
   algorithms_.run(what,
@@ -47,16 +49,15 @@ std::unique_ptr<Backend> WindowBackend::split(std::span<const int> ranks, Timeou
                    {&position, 1, DType::uint64},
                    {positions.data(), int64_t(positions.size()), DType::uint64}},
                   timeouts);
+  const Blocks blocks(subset_->find(first, positions[size_t(first)]), size);
+  window_.next_phase();  // the first rank may leave then
   std::vector<int> outer;
-  std::vector<Block*> blocks;
   int rank = 0;
   for (const int r : ranks) {
     if (r == window_.rank()) rank = int(outer.size());
     outer.push_back(ranks_[size_t(r)]);
-    blocks.push_back(static_cast<Block*>(subset_->find(r, positions[size_t(r)])));
   }
-  return std::make_unique<WindowBackend>(name_, host_peers_, std::move(outer), rank,
-                                         std::move(blocks));
+  return std::make_unique<WindowBackend>(name_, host_peers_, std::move(outer), rank, blocks);
 }
 
 }  // namespace tutti::group

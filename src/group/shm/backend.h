@@ -19,7 +19,7 @@ class WindowBackend : public Backend {
  public:
   // `ranks`: which of the outermost group's ranks take part. `blocks`: theirs.
   WindowBackend(const char* name, HostPeers host_peers, std::vector<int> ranks, int rank,
-                std::vector<Block*> blocks);
+                Blocks blocks);
   ~WindowBackend() override;
 
   const char* name() const override { return name_; }
@@ -46,7 +46,7 @@ class WindowBackend : public Backend {
   std::shared_ptr<void> allocate(size_t bytes) override {
     return host_peers_.memory->allocate(bytes);
   }
-  size_t reserved() const override { return Block::bytes(size()); }
+  size_t reserved() const override { return Blocks::bytes(size()) / size_t(size()); }
   void check(const std::string& during) override { window_.check_ranks(during); }
   void poison(ErrorCode code, const std::string& text) override {
     window_.latch().set({window_.peers().job_rank(rank()), code, text});

@@ -46,11 +46,8 @@ std::vector<std::unique_ptr<Backend>> make_in_process(int n, const base::Costs& 
   const auto threads = std::make_shared<Threads>(n);
   const HostPeers host_peers{threads, std::make_shared<BlockPool>(), threads, costs};
   std::vector<int> ranks;
-  std::vector<Block*> blocks;
-  for (int r = 0; r < n; ++r) {
-    ranks.push_back(r);
-    blocks.push_back(host_peers.blocks->make(*threads, n));
-  }
+  for (int r = 0; r < n; ++r) ranks.push_back(r);
+  const Blocks blocks = host_peers.blocks->make(*threads, n);
   std::vector<std::unique_ptr<Backend>> result;
   for (int r = 0; r < n; ++r)
     result.push_back(std::make_unique<WindowBackend>("in_process", host_peers, ranks, r, blocks));

@@ -16,13 +16,13 @@ std::shared_ptr<void> allocate_private(size_t bytes) {
   return {memory, [](void* data) { ::operator delete(data, std::align_val_t(kLine)); }};
 }
 
-Block* BlockPool::make(PeerMemory& memory, int ranks, size_t extra) {
+Blocks BlockPool::make(PeerMemory& memory, int ranks, size_t extra) {
   std::lock_guard lock(mutex_);
   std::erase_if(kept_, [](const Kept& kept) {
-    return static_cast<Block*>(kept.memory.get())->gone.load() == kept.ranks;
+    return Blocks(kept.memory.get(), kept.ranks).gone().load() == uint32_t(kept.ranks);
   });
-  kept_.push_back({memory.allocate_zeroed(Block::bytes(ranks) + extra), uint32_t(ranks)});
-  return static_cast<Block*>(kept_.back().memory.get());
+  kept_.push_back({memory.allocate_zeroed(Blocks::bytes(ranks) + extra), ranks});
+  return {kept_.back().memory.get(), ranks};
 }
 
 }  // namespace tutti::group

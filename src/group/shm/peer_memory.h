@@ -23,7 +23,8 @@ class PeerMemory {
   virtual uint64_t position(const void* data, size_t bytes) const = 0;
   // That memory of `rank`, as this rank reaches it.
   virtual void* find(int rank, uint64_t position) const = 0;
-  // Memory that all reach. Zeroed memory starts on a page.
+  // Memory that all reach. Zeroed memory starts on a page, and may be larger than the machine's:
+  // most of it is never touched.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   virtual std::shared_ptr<void> allocate_zeroed(size_t bytes) = 0;
   // A rank that is stopped may write to this process's memory whenever it goes on: what it can
@@ -34,17 +35,17 @@ class PeerMemory {
 // Memory of this process, on a line of its own.
 std::shared_ptr<void> allocate_private(size_t bytes);
 
-// The blocks that this rank has made for its groups. Others may still look at one when its own rank
-// has left, so it is given back when the next one is made.
+// The blocks that this rank has made for groups. Others may still look at them when it has left the
+// group, so they are given back when the next are made.
 class BlockPool {
  public:
-  // `extra` bytes follow it.
-  Block* make(PeerMemory& memory, int ranks, size_t extra = 0);
+  // For all ranks of a group; the first one makes them. `extra` bytes follow them.
+  Blocks make(PeerMemory& memory, int ranks, size_t extra = 0);
 
  private:
   struct Kept {
     std::shared_ptr<void> memory;
-    uint32_t ranks;
+    int ranks;
   };
   std::mutex mutex_;
   std::vector<Kept> kept_;

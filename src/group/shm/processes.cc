@@ -8,10 +8,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <bitset>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <utility>
+#include <memory>
 
 #include "base/descriptors.h"
 #include "group/shm/arena.h"
@@ -39,37 +41,27 @@ Cores my_cores() {
 
 class Processes : public PeerMemory, public PeerMonitor {
  public:
-  explicit Processes(const HostProcesses& processes) : peers_(processes) {
-    const std::string& here = processes.hellos[size_t(processes.rank)].host;
+  explicit Processes(const HostProcesses& processes)
+      : peers_(processes), arenas_(processes.hellos.size()) {
+    const size_t mine = size_t(processes.rank), ranks = processes.hellos.size();
     Cores cores;
-    for (size_t r = 0; r < processes.hellos.size(); ++r) {
+    for (size_t r = 0; r < ranks; ++r) {
       const ShmHello& hello = processes.hellos[r];
-      if (hello.host != here)
+      if (hello.host != processes.hellos[mine].host)
         throw UnimplementedError(fmt::format(
             "group: {} and {} cannot reach each other's memory: they are on different hosts, or in "
             "containers that do not share their process ids",
-            name(size_t(processes.rank)), name(r)));
+            name(mine), name(r)));
       for (const int core : hello.cores) cores.set(size_t(core));
-      Process& process = processes_.emplace_back();
-      if (int(r) == processes.rank) continue;
-      process.pid = hello.pid;
-      process.arena =
-          std::make_unique<PeerArena>(PeerArena::Origin{.name = name(r),
-                                                        .pid = hello.pid,
-                                                        .fd = hello.fd,
-                                                        .inode = hello.inode,
-                                                        .first_segment = hello.first_segment,
-                                                        .user = hello.user,
-                                                        .dumpable = hello.dumpable});
-      process.pidfd = int(syscall(SYS_pidfd_open, process.pid, 0));
-      if (process.pidfd < 0 && base::out_of_descriptors(errno))
-        throw ResourceExhaustedError(fmt::format("group: cannot watch {}: {}", name(r),
-                                                 base::describe_out_of_descriptors(errno)));
-      if (process.pidfd < 0)
-        throw UnavailableError(
-            fmt::format("group: {} is lost: its process {} has ended", name(r), process.pid));
     }
-    crowded_ = processes_.size() > cores.count();
+    crowded_ = ranks > cores.count();
+    // The first rank makes the blocks of the job's groups, and may leave before others look at
+    // them. If each rank can open the next one's memory, all can open all.
+    if (mine != 0) arena(0).hold();
+    if (const size_t next = (mine + 1) % ranks; next != mine) arena(next).check();
+  }
+  ~Processes() override {
+    for (const std::atomic<PeerArena*>& arena : arenas_) delete arena.load();
   }
 
   uint64_t position(const void* data, size_t bytes) const override {
@@ -77,7 +69,7 @@ class Processes : public PeerMemory, public PeerMonitor {
   }
   void* find(int rank, uint64_t position) const override {
     if (rank == peers_.rank) return Arena::mine().at(position);
-    return processes_[size_t(rank)].arena->at(position);
+    return arena(size_t(rank)).at(position);
   }
   std::shared_ptr<void> allocate(size_t bytes) override { return Arena::mine().allocate(bytes); }
   std::shared_ptr<void> allocate_zeroed(size_t bytes) override {
@@ -86,11 +78,13 @@ class Processes : public PeerMemory, public PeerMonitor {
 
   std::string address(int rank) const override { return peers_.addresses[size_t(rank)]; }
   int job_rank(int rank) const override { return peers_.ranks[size_t(rank)]; }
+  // If another process has the id already, the coordination service tells of the loss.
   std::string loss(int rank) const override {
-    const Process& process = processes_[size_t(rank)];
-    pollfd ended{process.pidfd, POLLIN, 0};
-    if (process.pidfd < 0 || poll(&ended, 1, 0) <= 0) return {};
-    return fmt::format("is lost: its process {} has ended", process.pid);
+    const pid_t pid = peers_.hellos[size_t(rank)].pid;
+    const base::Descriptor process(int(syscall(SYS_pidfd_open, pid, 0)));
+    pollfd ended{process.get(), POLLIN, 0};
+    if (process.get() < 0 ? errno != ESRCH : poll(&ended, 1, 0) <= 0) return {};
+    return fmt::format("is lost: its process {} has ended", pid);
   }
   std::optional<cluster::Failure> failure() const override {
     return peers_.alarm->load(std::memory_order_acquire) ? peers_.failure() : std::nullopt;
@@ -101,25 +95,27 @@ class Processes : public PeerMemory, public PeerMonitor {
   bool separate_processes() const override { return true; }
 
  private:
-  struct Process {
-    ~Process() {
-      if (pidfd >= 0) close(pidfd);
-    }
-    Process() = default;
-    Process(Process&& other) noexcept
-        : pid(other.pid), pidfd(std::exchange(other.pidfd, -1)), arena(std::move(other.arena)) {}
-
-    pid_t pid = 0;
-    int pidfd = -1;
-    std::unique_ptr<PeerArena> arena;  // none of this process
-  };
-
   std::string name(size_t index) const {
     return rank_name(peers_.ranks[index], peers_.addresses[index]);
   }
 
+  // Made when it is first looked at: of many ranks most never are.
+  PeerArena& arena(size_t rank) const {
+    if (PeerArena* const known = arenas_[rank].load(std::memory_order_acquire)) return *known;
+    const ShmHello& hello = peers_.hellos[rank];
+    auto made = std::make_unique<PeerArena>(PeerArena::Origin{.name = name(rank),
+                                                              .pid = hello.pid,
+                                                              .fd = hello.fd,
+                                                              .inode = hello.inode,
+                                                              .first_segment = hello.first_segment,
+                                                              .user = hello.user,
+                                                              .dumpable = hello.dumpable});
+    PeerArena* other = nullptr;  // of a thread that was faster
+    return arenas_[rank].compare_exchange_strong(other, made.get()) ? *made.release() : *other;
+  }
+
   const HostProcesses peers_;
-  std::vector<Process> processes_;
+  mutable std::vector<std::atomic<PeerArena*>> arenas_;
   bool crowded_ = false;
 };
 

@@ -39,7 +39,8 @@ struct HostProcesses {
   std::function<std::optional<cluster::Failure>()> failure;
 };
 
-// Maps the memory of all. UnimplementedError if one of them is on another host.
+// Checks that they reach each other's memory, which is mapped when it is first looked at.
+// UnimplementedError if one of them is on another host.
 HostPeers connect_processes(const HostProcesses& processes);
 
 }  // namespace tutti::group

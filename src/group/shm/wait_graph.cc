@@ -27,26 +27,24 @@ WaitGraph::WaitingElsewhere::~WaitingElsewhere() {
 
 void WaitGraph::WaitingElsewhere::announce() {
   if (graph_)
-    graph_->blocks_[size_t(graph_->rank_)]->elsewhere_at.store(
+    graph_->blocks_[graph_->rank_].elsewhere_at.store(
         nanoseconds(Clock::now().time_since_epoch()).count());
 }
 
 int WaitGraph::awaited_by(int rank) const {
-  const auto peer = [&](Role role) {
-    return int(blocks_[size_t(rank)]->awaited[size_t(role)].load()) - 1;
-  };
+  const auto peer = [&](Role role) { return int(blocks_[rank].awaited[size_t(role)].load()) - 1; };
   // A rank that is stopped may have got what it was waiting for.
   if (const int to = peer(Role::send); to >= 0) {
-    const Channel& channel = blocks_[size_t(rank)]->to(to);
+    const Channel& channel = blocks_.channel(rank, to);
     if (channel.written.load() - channel.taken.load() == 2) return to;
   }
   if (const int from = peer(Role::recv); from >= 0) {
-    const Channel& channel = blocks_[size_t(from)]->to(rank);
+    const Channel& channel = blocks_.channel(from, rank);
     if (channel.written.load() == channel.taken.load()) return from;
   }
   if (const int other = peer(Role::collective); other >= 0) {
     const auto shown = [&](int r) {
-      const Slot* const slots = blocks_[size_t(r)]->slots;
+      const Slot* const slots = blocks_[r].slots;
       const uint32_t a = slots[0].phase.load(), b = slots[1].phase.load();
       return int32_t(a - b) > 0 ? a : b;
     };
@@ -56,8 +54,8 @@ int WaitGraph::awaited_by(int rank) const {
 }
 
 bool WaitGraph::waits_elsewhere(int rank) const {
-  for (size_t steps = 0; steps < blocks_.size(); ++steps) {
-    const Block& block = *blocks_[size_t(rank)];
+  for (int steps = 0; steps < blocks_.size(); ++steps) {
+    const Block& block = blocks_[rank];
     const bool announces =
         Clock::now().time_since_epoch() - nanoseconds(block.elsewhere_at.load()) <
         timing::kPresumedSuspended;
@@ -71,13 +69,13 @@ bool WaitGraph::waits_elsewhere(int rank) const {
 
 LateRanks WaitGraph::blame(int rank, const Liveness& liveness) const {
   std::string text = liveness.name(rank);
-  std::vector<bool> named(blocks_.size());
+  std::vector<bool> named(size_t(blocks_.size()));
   named[size_t(rank)] = true;
   for (int next; (next = awaited_by(rank)) >= 0 && !named[size_t(next)]; rank = next) {
     named[size_t(next)] = true;
     text += fmt::format(", which waits for {}", liveness.name(next));
   }
-  const std::string progress = liveness.progress(rank, blocks_[size_t(rank)]->operation.load());
+  const std::string progress = liveness.progress(rank, blocks_[rank].operation.load());
   return {fmt::format("{}; {}", text, progress), rank};
 }
 

@@ -13,7 +13,7 @@ namespace tutti::group {
 
 class WaitGraph {
  public:
-  WaitGraph(int rank, const std::vector<Block*>& blocks) : rank_(rank), blocks_(blocks) {}
+  WaitGraph(int rank, const Blocks& blocks) : rank_(rank), blocks_(blocks) {}
 
   // While this rank's thread sleeps for a peer.
   class Waiting {
@@ -48,13 +48,11 @@ class WaitGraph {
   LateRanks blame(int rank, const Liveness& liveness) const;
 
  private:
-  std::atomic<uint32_t>& awaited(Role role) const {
-    return blocks_[size_t(rank_)]->awaited[size_t(role)];
-  }
+  std::atomic<uint32_t>& awaited(Role role) const { return blocks_[rank_].awaited[size_t(role)]; }
   int awaited_by(int rank) const;  // the rank it waits for; -1: none
 
   const int rank_;
-  const std::vector<Block*>& blocks_;
+  const Blocks& blocks_;
 };
 
 }  // namespace tutti::group

@@ -43,27 +43,26 @@ void finish_work() {
 
 }  // namespace
 
-Window::Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const PeerMonitor> peers,
-               Pump* pump)
+Window::Window(int rank, Blocks blocks, std::shared_ptr<const PeerMonitor> peers, Pump* pump)
     : rank_(rank),
-      blocks_(std::move(blocks)),
-      latch_(blocks_[0]->failure),
+      blocks_(blocks),
+      latch_(blocks_.failure()),
       liveness_(std::move(peers), latch_, pump),
       wait_graph_(rank, blocks_),
       crowded_(liveness_.peers().crowded()),
       separate_processes_(liveness_.peers().separate_processes()),
-      unclaimed_(blocks_.size()) {
+      unclaimed_(size_t(blocks_.size())) {
   latch_.on_set([this](const FailureLatch::Event&) {
-    for (Block* block : blocks_)
-      for (Slot& slot : block->slots) wake(slot.phase, block->sleepers);
+    for (int r = 0; r < size(); ++r)
+      for (Slot& slot : blocks_[r].slots) wake(slot.phase, blocks_[r].sleepers);
   });
 }
 
 Window::~Window() {
-  Block& mine = *blocks_[size_t(rank_)];
+  Block& mine = blocks_[rank_];
   mine.left.store(1);
   for (Slot& slot : mine.slots) wake(slot.phase, mine.sleepers);
-  for (Block* block : blocks_) block->gone.fetch_add(1);
+  blocks_.gone().fetch_add(1);
 }
 
 void Window::begin(const Description& what, Timeouts timeouts, std::span<const Piece> list) {
@@ -72,14 +71,14 @@ void Window::begin(const Description& what, Timeouts timeouts, std::span<const P
   what_ = what;
   list_ = list;
   hash_ = what.hash();
-  Block& mine = *blocks_[size_t(rank_)];
+  Block& mine = blocks_[rank_];
   mine.operation.store(++number_, std::memory_order_relaxed);
   mine.descriptions[(phase_ + 1) & 1] = what;
 }
 
 void Window::next_phase(uint32_t flag) {
   const uint32_t phase = ++phase_;
-  Block& mine = *blocks_[size_t(rank_)];
+  Block& mine = blocks_[rank_];
   Slot& shown = mine.slots[phase & 1];
   shown.flag = flag;
   shown.hash = hash_;
@@ -91,8 +90,7 @@ void Window::next_phase(uint32_t flag) {
     if (r == rank_) continue;
     Slot& other = slot(r, phase);
     if (other.phase.load(std::memory_order_acquire) != phase) {
-      Wait wait{other.phase, phase, true,    blocks_[size_t(r)]->sleepers,
-                r,           what_, number_, deadline_};
+      Wait wait{other.phase, phase, true, blocks_[r].sleepers, r, what_, number_, deadline_};
       await(wait);
     }
     if (other.hash != hash_) disagree(r);
@@ -102,7 +100,7 @@ void Window::next_phase(uint32_t flag) {
 void Window::disagree(int other) {
   // Only the first phase of an operation can bring this, so its description is in this
   // phase's slot.
-  const Description& theirs = blocks_[size_t(other)]->descriptions[phase_ & 1];
+  const Description& theirs = blocks_[other].descriptions[phase_ & 1];
   const std::string difference = compare_lists(other, theirs);
   const std::string me = liveness_.name(rank_), peer = liveness_.name(other);
   // All ranks say it in the same way, whichever finds it first.
@@ -116,9 +114,9 @@ void Window::disagree(int other) {
 std::string Window::compare_lists(int other, const Description& theirs) {
   constexpr size_t kMost = kArea / sizeof(ListedTensor);
   if (list_.empty() || !are_lists(what_, theirs)) return {};
-  Block &mine = *blocks_[size_t(rank_)], &others = *blocks_[size_t(other)];
+  Block &mine = blocks_[rank_], &others = blocks_[other];
   const std::vector<ListedTensor> list = listed(list_, kMost);
-  std::memcpy(mine.areas[phase_ & 1], list.data(), list.size() * sizeof(ListedTensor));
+  std::memcpy(blocks_.area(rank_, phase_), list.data(), list.size() * sizeof(ListedTensor));
   mine.listed.store(phase_);
   for (const auto until = Clock::now() + timing::kReason; others.listed.load() != phase_;) {
     check();
@@ -126,7 +124,7 @@ std::string Window::compare_lists(int other, const Description& theirs) {
     base::sleep_for(timing::kShortPoll);
   }
   std::vector<ListedTensor> shown(std::min<size_t>(theirs.tensors, kMost));
-  std::memcpy(shown.data(), others.areas[phase_ & 1], shown.size() * sizeof(ListedTensor));
+  std::memcpy(shown.data(), blocks_.area(other, phase_), shown.size() * sizeof(ListedTensor));
   const std::string me = liveness_.name(rank_), peer = liveness_.name(other);
   return rank_ < other ? first_difference(me, list, peer, shown)
                        : first_difference(peer, shown, me, list);
@@ -183,11 +181,16 @@ void Window::await(Wait& wait) {
   }
 }
 
+void Window::check_loss(const std::string& during, int rank) const {
+  liveness_.check_loss(
+      during, rank, [&] { return blocks_[rank].left.load() != 0; },
+      [&] { return operation_of(rank); });
+}
+
 void Window::check_ranks(const std::string& during) const {
   check();  // a published failure comes first
-  liveness_.check_losses(
-      during, size(), rank_, [&](int r) { return blocks_[size_t(r)]->left.load() != 0; },
-      [&](int r) { return operation_of(r); });
+  for (int r = 0; r < size(); ++r)
+    if (r != rank_) check_loss(during, r);
   liveness_.check_now(during);
 }
 
@@ -195,15 +198,18 @@ void Window::check_wait(Wait& wait) const {
   const std::string during = described(wait.what, wait.number);
   liveness_.check_now(during);  // a rank may have left since the job has failed
   // A rank that left is missed only by ranks that wait for it; it may have done its part before.
-  if (blocks_[size_t(wait.peer)]->left.load() && !wait.over()) {
+  if (blocks_[wait.peer].left.load() && !wait.over()) {
     // What it told the coordination service may come later than the mark in its memory.
     if (const auto reason = liveness_.await_reason())
       liveness_.latch().fail(
           {reason->rank, reason->code, fmt::format("{}: {}", during, reason->text)});
     liveness_.fail_since_left(during, wait.peer, operation_of(wait.peer));
   }
-  check_ranks(during);
+  // Of the others' losses the coordination service tells: if all ranks looked at all others, they
+  // would be busy with it.
+  check_loss(during, wait.peer);
   if (on_wait_) on_wait_(wait.deadline);
+  if (wait.deadline.due() == Deadline::Due::nothing) return;
   const auto is_missing = [&](int r) {
     return wait.until_equal ? slot(r, phase_).phase.load() != phase_ : r == wait.peer;
   };
@@ -223,11 +229,11 @@ void Window::check_wait(Wait& wait) const {
 void Window::Touch::begin() {
   // First this store, then the check: a rank that fails looks in the other order, so one of the two
   // sees the other.
-  window_.blocks_[size_t(window_.rank_)]->touching.store(1);
+  window_.blocks_[window_.rank_].touching.store(1);
   window_.check();
 }
 
-void Window::Touch::end() { window_.blocks_[size_t(window_.rank_)]->touching.store(0); }
+void Window::Touch::end() { window_.blocks_[window_.rank_].touching.store(0); }
 
 Window::Touch::~Touch() {
   end();
@@ -235,7 +241,7 @@ Window::Touch::~Touch() {
   // Threads finish what they are at. A process may have been stopped.
   const auto limit = Clock::now() + timing::kLetGo;
   for (int r = 0; r < window_.size(); ++r)
-    while (r != window_.rank_ && window_.blocks_[size_t(r)]->touching.load() != 0) {
+    while (r != window_.rank_ && window_.blocks_[r].touching.load() != 0) {
       if (window_.separate_processes_ && Clock::now() > limit) {
         memory_.abandon();
         return;

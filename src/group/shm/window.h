@@ -31,13 +31,12 @@ class PeerMemory;
 class Window {
  public:
   // `blocks` are zeroed, and stay until all ranks are gone. `pump` may be null.
-  Window(int rank, std::vector<Block*> blocks, std::shared_ptr<const PeerMonitor> peers,
-         Pump* pump = nullptr);
+  Window(int rank, Blocks blocks, std::shared_ptr<const PeerMonitor> peers, Pump* pump = nullptr);
   ~Window();  // leaves
   Window(const Window&) = delete;
 
   int rank() const { return rank_; }
-  int size() const { return int(blocks_.size()); }
+  int size() const { return blocks_.size(); }
   const PeerMonitor& peers() const { return liveness_.peers(); }
   const WaitGraph& wait_graph() const { return wait_graph_; }
   FailureLatch& latch() { return latch_; }
@@ -89,22 +88,22 @@ class Window {
  private:
   struct Wait;
 
-  Slot& slot(int rank, uint32_t phase) const { return blocks_[size_t(rank)]->slots[phase & 1]; }
+  Slot& slot(int rank, uint32_t phase) const { return blocks_[rank].slots[phase & 1]; }
   std::byte* memory_of(int rank, uint32_t phase, size_t bytes) const {
-    return bytes <= sizeof(Slot::few) ? slot(rank, phase).few
-                                      : blocks_[size_t(rank)]->areas[phase & 1];
+    return bytes <= sizeof(Slot::few) ? slot(rank, phase).few : blocks_.area(rank, phase);
   }
-  Channel& channel(int from, int to) const { return blocks_[size_t(from)]->to(to); }
-  uint64_t operation_of(int rank) const { return blocks_[size_t(rank)]->operation.load(); }
+  Channel& channel(int from, int to) const { return blocks_.channel(from, to); }
+  uint64_t operation_of(int rank) const { return blocks_[rank].operation.load(); }
   [[noreturn]] void disagree(int other);
   std::string compare_lists(int other, const Description& theirs);
   void await(Wait& wait);
   bool yield_until(auto over);
   void check_wait(Wait& wait) const;
+  void check_loss(const std::string& during, int rank) const;
   void wake(std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) const;
 
   const int rank_;
-  const std::vector<Block*> blocks_;
+  const Blocks blocks_;
   FailureLatch latch_;
   const Liveness liveness_;
   const WaitGraph wait_graph_;
