@@ -54,6 +54,13 @@ class Service {
   virtual int64_t refused() const = 0;
 };
 
+// How the ranks of a host share the values of exchanges: the first of them gets the values, and
+// the others get its place, where it lets them read.
+struct Sharing {
+  std::string host;   // those with the same share
+  std::string place;  // of this rank; the service passes it on
+};
+
 // One rank's connection to the service. Safe to use from any thread. All errors name the job's
 // service or the rank that is at fault.
 class Coordination {
@@ -65,10 +72,12 @@ class Coordination {
   // DeadlineExceededError naming the ranks that did not come; the failure if the job fails; at most
   // 64 MiB together, names of at most 1 KiB. A barrier is an exchange of nothing. Timeouts are from
   // now; nanoseconds::max() is no limit. `why`, if not null, becomes what the service answered
-  // instead.
+  // instead. With `sharing` it may return nothing: then `sharing->place` has become that of the
+  // rank with the values. A rank that cannot read there calls it again, without; before its next
+  // exchange.
   virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
                                             std::chrono::nanoseconds timeout,
-                                            Failure* why = nullptr) = 0;
+                                            Failure* why = nullptr, Sharing* sharing = nullptr) = 0;
 
   // Tells all ranks. The first failure of a job is the one that all get; it stays.
   virtual void abort(const Failure& failure) = 0;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace tutti::cluster {
 
@@ -95,6 +96,10 @@ void JobState::handle(int rank, const ToService& message, Time now) {
 
 void JobState::exchange(const Waiter& waiter, const Exchange& call) {
   if (failure_) return;  // its rank has been told, or will be in a moment
+  Member& member = members_[waiter.rank];
+  if (const auto shared = std::exchange(member.shared, {});
+      shared && member.shared_name == call.name)
+    return reply(waiter, {.values = shared});
   const Failure used{waiter.rank, ErrorCode::failed_precondition,
                      fmt::format("exchange \"{}\": {} has come to it before; a name is used once",
                                  call.name, name(waiter.rank))};
@@ -104,6 +109,7 @@ void JobState::exchange(const Waiter& waiter, const Exchange& call) {
   if (open.values.contains(waiter.rank)) return reply_error(waiter, used);
 
   open.values[waiter.rank] = call.value;
+  open.sharing[waiter.rank] = call.sharing;
   open.waiters.push_back(waiter);
   open.bytes += call.value.size();
   if (open.bytes > kLargestTotal)
@@ -133,13 +139,33 @@ void JobState::closed(int rank) {
 void JobState::close_exchange(const std::string& name, std::optional<Failure> error) {
   const auto node = open_.extract(name);
   const OpenExchange& open = node.mapped();
-  std::vector<std::string> values;
-  if (!error)
-    for (const auto& [rank, value] : open.values) values.push_back(value);
-  const auto everything = std::make_shared<const std::vector<std::string>>(std::move(values));
-  for (const Waiter& waiter : open.waiters)
-    error ? reply_error(waiter, *error) : reply(waiter, {.values = everything});
+  if (error)
+    for (const Waiter& waiter : open.waiters) reply_error(waiter, *error);
+  else
+    reply_values(node.key(), open);
   closed_[node.key()] = std::move(error);
+}
+
+void JobState::reply_values(const std::string& name, const OpenExchange& exchange) {
+  std::vector<std::string> values;
+  std::map<std::string, int> first;  // rank on each host
+  for (const auto& [rank, value] : exchange.values) {
+    values.push_back(value);
+    if (const std::string& host = exchange.sharing.at(rank).host; !host.empty())
+      first.try_emplace(host, rank);
+  }
+  const auto everything = std::make_shared<const std::vector<std::string>>(std::move(values));
+  for (const Waiter& waiter : exchange.waiters) {
+    const std::string& host = exchange.sharing.at(waiter.rank).host;
+    const int holder = host.empty() ? waiter.rank : first.at(host);
+    if (holder == waiter.rank) {
+      reply(waiter, {.values = everything});
+      continue;
+    }
+    members_[waiter.rank].shared_name = name;
+    members_[waiter.rank].shared = everything;
+    reply(waiter, {.place = exchange.sharing.at(holder).place});
+  }
 }
 
 void JobState::fail_what_needs_the_departed() {

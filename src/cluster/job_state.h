@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -66,6 +67,10 @@ class JobState {
   struct Member {
     Presence presence = Presence::absent;
     Time last_heard = {};
+    // Of the last exchange, if another rank on its host got the values: it may not reach them
+    // there.
+    std::string shared_name = {};
+    std::shared_ptr<const std::vector<std::string>> shared = {};
   };
   // A call that waits for its reply.
   struct Waiter {
@@ -76,6 +81,7 @@ class JobState {
   };
   struct OpenExchange {
     std::map<int, std::string> values;
+    std::map<int, Sharing> sharing;
     std::vector<Waiter> waiters;
     size_t bytes = 0;
   };
@@ -84,6 +90,7 @@ class JobState {
   void leave(int rank);
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
+  void reply_values(const std::string& name, const OpenExchange& exchange);
   void fail_what_needs_the_departed();
   void fail(const Failure& failure);  // the job
   void send_heartbeats(Time now);

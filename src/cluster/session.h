@@ -30,6 +30,7 @@ struct Goodbye {};  // the last message of a rank
 struct Exchange {
   std::string name, value;
   std::chrono::nanoseconds timeout;
+  Sharing sharing = {};  // its host is empty: not shared
 };
 struct Abort {
   Failure failure;
@@ -46,6 +47,7 @@ struct Reply {
   uint64_t id = 0;
   std::optional<Failure> error = {};
   std::shared_ptr<const std::vector<std::string>> values = {};  // by rank
+  std::string place = {};  // of the rank on the same host that has them instead
 };
 using FromService = std::variant<Heartbeat, Reply, Failure>;
 

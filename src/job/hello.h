@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "group/shm/processes.h"
 
@@ -32,8 +33,9 @@ struct Hello {
 // This process's. `preferred` and `timeline` are left to the caller.
 Hello own_hello(int rank);
 
-std::string to_json(const Hello& hello);
-Hello from_json(const std::string& text);
+// Every rank reads those of all others, so they are not text. DataLossError if `bytes` are none.
+std::string to_bytes(const Hello& hello);
+Hello from_bytes(std::string_view bytes);
 
 std::string machine_name();
 

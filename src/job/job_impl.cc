@@ -25,9 +25,9 @@ using cluster::Membership;
 Job::Job(const Membership& membership, std::unique_ptr<Site> site)
     : given_(membership), boot_{membership}, site_(std::move(site)) {
   std::unique_ptr<Coordination> coordination = site_->join(boot_);
-  link_.emplace(rank(), boot_.membership.addresses, std::move(coordination));
-  for (const std::string& text : link_->exchange("processes", to_json(site_->hello(rank()))))
-    hellos_.push_back(from_json(text));
+  link_.emplace(rank(), boot_.membership.addresses, std::move(coordination), site_->board());
+  for (const std::string& text : link_->exchange("processes", to_bytes(site_->hello(rank()))))
+    hellos_.push_back(from_bytes(text));
   try {
     join_peers();  // what it throws reaches all ranks
   } catch (const Error& error) {

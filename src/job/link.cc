@@ -17,8 +17,12 @@ std::chrono::nanoseconds join_timeout() {
   return timeout.count() ? timeout : std::chrono::nanoseconds::max();
 }
 
-Link::Link(int rank, std::vector<std::string> addresses, std::shared_ptr<Coordination> coordination)
-    : rank_(rank), addresses_(std::move(addresses)), coordination_(std::move(coordination)) {
+Link::Link(int rank, std::vector<std::string> addresses, std::shared_ptr<Coordination> coordination,
+           std::unique_ptr<HostBoard> board)
+    : rank_(rank),
+      addresses_(std::move(addresses)),
+      coordination_(std::move(coordination)),
+      board_(std::move(board)) {
   coordination_->on_failure(
       [this](const Failure&) { alarm_.store(true, std::memory_order_release); });
 }
@@ -37,11 +41,32 @@ void Link::leave() {
 std::vector<std::string> Link::exchange(const std::string& name, const std::string& value) {
   Failure failure;
   try {
-    return get()->exchange(name, value, join_timeout(), &failure);
+    return exchange_on_host(name, value, failure);
   } catch (const Error&) {
     if (!failure.text.empty()) report(failure);
     throw;
   }
+}
+
+std::vector<std::string> Link::exchange_on_host(const std::string& name, const std::string& value,
+                                                Failure& failure) {
+  const std::shared_ptr<Coordination> link = get();
+  const auto exchange = [&](cluster::Sharing* sharing) {
+    return link->exchange(name, value, join_timeout(), &failure, sharing);
+  };
+  if (!board_) return exchange(nullptr);
+  cluster::Sharing sharing = board_->sharing();
+  std::vector<std::string> values = exchange(&sharing);
+  if (!values.empty()) {
+    board_->show(values);
+    return values;
+  }
+  auto shown = board_->read(sharing.place, join_timeout(), [&] {
+    if (const auto failed = link->failure()) throw_error(failed->code, failed->text);
+  });
+  if (shown) return *std::move(shown);
+  board_.reset();  // the other rank is another user's, or keeps its memory to itself
+  return exchange(nullptr);
 }
 
 void Link::report(Failure failure) {

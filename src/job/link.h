@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cluster/coordination.h"
+#include "job/host_board.h"
 
 namespace tutti::group {
 
@@ -19,14 +20,15 @@ std::chrono::nanoseconds join_timeout();
 // Safe to use from any thread, until the process ends.
 class Link {
  public:
+  // `board`: what the ranks of this host share; may be null.
   Link(int rank, std::vector<std::string> addresses,
-       std::shared_ptr<cluster::Coordination> coordination);
+       std::shared_ptr<cluster::Coordination> coordination, std::unique_ptr<HostBoard> board);
 
   // Null once this process has left the service.
   std::shared_ptr<cluster::Coordination> get() const;
   void leave();
 
-  // As Coordination's, before this process has left. A failure is reported.
+  // As Coordination's, before this process has left; one at a time. A failure is reported.
   std::vector<std::string> exchange(const std::string& name, const std::string& value);
 
   // Set when the job fails.
@@ -39,11 +41,15 @@ class Link {
   void refuse(const Error& error);
 
  private:
+  std::vector<std::string> exchange_on_host(const std::string& name, const std::string& value,
+                                            cluster::Failure& failure);
+
   const int rank_;
   const std::vector<std::string> addresses_;
   std::atomic<bool> alarm_{false};
   mutable std::mutex mutex_;
   std::shared_ptr<cluster::Coordination> coordination_;
+  std::unique_ptr<HostBoard> board_;
   std::mutex reporting_;
   std::string reported_;  // the last
 };

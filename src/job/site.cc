@@ -29,6 +29,8 @@ class Machine final : public Site {
     return join_service(boot);
   }
 
+  std::unique_ptr<HostBoard> board() override { return std::make_unique<HostBoard>(); }
+
   Hello hello(int rank) override {
     Hello hello = own_hello(rank);
     hello.preferred = preferred_ ? preferred_->name : "";

@@ -9,6 +9,7 @@
 #include "group/shm/processes.h"
 #include "job/bootstrap.h"
 #include "job/hello.h"
+#include "job/host_board.h"
 #include "job/job.h"
 #include "job/link.h"
 
@@ -19,7 +20,9 @@ class Site {
   virtual ~Site() = default;
   // Finds the coordination service, runs it if that is this process's task, and joins it.
   virtual std::unique_ptr<cluster::Coordination> join(Bootstrap& bootstrap) = 0;
-  virtual Hello hello(int rank) = 0;  // after that
+  // After that. The board may be null.
+  virtual std::unique_ptr<HostBoard> board() = 0;
+  virtual Hello hello(int rank) = 0;
   virtual HostPeers share_memory(const HostProcesses& processes, const Bootstrap& bootstrap) = 0;
   // The way to the ranks on other hosts; a collective.
   virtual std::unique_ptr<Transport> connect(const std::vector<Hello>& hellos, Bootstrap& bootstrap,

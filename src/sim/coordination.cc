@@ -131,7 +131,7 @@ class SimulatedCoordination final : public cluster::Coordination {
   }
 
   std::vector<std::string> exchange(const std::string& name, const std::string& value,
-                                    nanoseconds timeout, Failure* why) override {
+                                    nanoseconds timeout, Failure* why, cluster::Sharing*) override {
     const uint64_t id = ++last_id_;
     replies_[id];
     send({id, cluster::Exchange{name, value, timeout}});

@@ -30,6 +30,7 @@ class SimulatedSite final : public group::Site {
     if (boot.membership.serves) boot.service = job_.hub_->serve();
     return job_.hub_->join(boot.membership.rank, group::join_timeout());
   }
+  std::unique_ptr<group::HostBoard> board() override { return nullptr; }
   group::Hello hello(int rank) override {
     const std::string host = host_name(job_.host_of(rank));
     group::Hello hello;

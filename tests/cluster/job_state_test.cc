@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 namespace tutti::testing {
 namespace {
 
@@ -45,14 +48,26 @@ class Service : private JobState::Outlet {
     state_.handle(rank, {.body = cluster::Exchange{"a", "", timeout}}, now_);
   }
 
+  void share(int rank, const std::string& name, const std::string& host) {
+    const std::string text = std::to_string(rank);
+    state_.handle(rank, {.body = cluster::Exchange{name, text, 5s, {host, "place of " + text}}},
+                  now_);
+  }
+  // What each rank was answered last: values, or the place of them.
+  std::map<int, std::string> answers;
+
   const std::string& failure() const { return failure_; }
   const std::string& error() const { return error_; }
 
  private:
-  void send(int, cluster::FromService message) override {
+  void send(int rank, cluster::FromService message) override {
     if (const auto* failure = std::get_if<cluster::Failure>(&message)) failure_ = failure->text;
-    if (const auto* reply = std::get_if<cluster::Reply>(&message))
+    if (const auto* reply = std::get_if<cluster::Reply>(&message)) {
       error_ = reply->error ? reply->error->text : "";
+      answers[rank] = reply->place;
+      if (reply->values)
+        for (const std::string& value : *reply->values) answers[rank] += value;
+    }
   }
   void drop(int) override {}
 
@@ -64,6 +79,24 @@ class Service : private JobState::Outlet {
 
 const std::vector<std::string> kOneHost{"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"};
 const std::vector<std::string> kHosts{"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
+
+TEST(JobState, SendsValuesOncePerHost) {
+  Service service({"a:1", "b:1", "a:2", "b:2", "c:1"});
+  const auto all_share = [&](const std::string& name) {
+    for (const int rank : {3, 2, 4, 1, 0})
+      service.share(rank, name, rank == 4 ? "" : rank % 2 ? "b" : "a");
+  };
+  all_share("first");
+  const std::map<int, std::string> expected{
+      {0, "01234"}, {1, "01234"}, {2, "place of 0"}, {3, "place of 1"}, {4, "01234"}};
+  EXPECT_EQ(service.answers, expected);
+  service.share(3, "first", "");  // it cannot read there
+  EXPECT_EQ(service.answers[3], "01234");
+  service.share(3, "first", "");
+  EXPECT_THAT(service.error(), HasSubstr("rank 3 (b:2) has come to it before"));
+  all_share("second");
+  EXPECT_EQ(service.answers, expected);
+}
 
 TEST(JobState, GivesUpARankThatTheOthersOutlast) {
   Service service(kOneHost);

@@ -2,9 +2,12 @@
 // Where ranks are, and what moves data between them.
 #include "job/discovery.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "base/settings.h"
+#include "job/host_board.h"
 #include "support/expect.h"
 
 namespace tutti::group {
@@ -23,12 +26,38 @@ TEST(Hello, IsTheSameAfterItsJourney) {
   hello.memory.dumpable = true;
   hello.preferred = "ucx";
   hello.timeline = {.enabled = true, .epoch = -5, .run = "1f-2", .clock = "time:[1]"};
-  const Hello back = from_json(to_json(hello));
-  EXPECT_EQ(to_json(back), to_json(hello));
+  const Hello back = from_bytes(to_bytes(hello));
+  EXPECT_EQ(to_bytes(back), to_bytes(hello));
   EXPECT_EQ(back.memory.host, "a \"host\"");
   EXPECT_EQ(back.memory.inode, uint64_t(-1));
   EXPECT_THAT(back.memory.cores, ElementsAre(0, 3));
   EXPECT_EQ(back.timeline.epoch, -5);
+  const std::string bytes = to_bytes(hello);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(from_bytes(std::string_view(bytes).substr(0, size)), DataLossError);
+}
+
+TEST(HostBoard, ShowsTheTablesOfOneRankToAnother) {
+  HostBoard first, second;
+  EXPECT_EQ(first.sharing().host, second.sharing().host);
+  const std::string place = first.sharing().place;
+  const std::vector<std::vector<std::string>> tables{{"a", std::string("b\0c", 3), ""},
+                                                     std::vector<std::string>(500, "text")};
+  for (const std::vector<std::string>& table : tables) {
+    first.show(table);
+    EXPECT_EQ(second.read(place, std::chrono::seconds(60), [] {}), table);
+  }
+  std::thread late([&] { first.show(tables[0]); });
+  EXPECT_EQ(second.read(place, std::chrono::seconds(60), [] {}), tables[0]);
+  late.join();
+  EXPECT_ERROR(AbortedError, "the job has failed", second.read(place, std::chrono::seconds(60), [] {
+    throw AbortedError("the job has failed");
+  }));
+}
+
+TEST(HostBoard, FindsNothingInMemoryThatItCannotOpen) {
+  HostBoard board;
+  EXPECT_EQ(board.read("1 9999 1 4096 0", std::chrono::seconds(60), [] {}), std::nullopt);
 }
 
 TEST(Discovery, PlacesRanksByHost) {

@@ -83,10 +83,10 @@ def too_few_descriptors_are_an_error_with_the_number(options):
     for backend in ("shm", "tcp"):
         environment = {"TUTTI_BACKEND": backend}
         with Job(options) as job:
-            start_under(job, lambda rank: "ulimit -n 64", 64, environment)
+            start_under(job, lambda rank: "ulimit -n 16", 64, environment)
             job.wait_for_end()
             errors = [event for event in job.find("error") if event.subject == "ResourceExhaustedError" and re.search(
-                "this job of 64 ranks needs about [0-9]+ descriptors.*ulimit -n allows 64: raise it", event.text)]
+                "this job of 64 ranks needs about [0-9]+ descriptors.*ulimit -n allows 16: raise it", event.text)]
             check(len(errors) == 64, f"{backend}: {len(errors)} ranks say what is missing: {job.story()}")
             job.expect_nothing_left()
         # What it asks for is enough, and not much more than that.

@@ -75,14 +75,20 @@ class Connection final : public Coordination,
   }
 
   std::vector<std::string> exchange(const std::string& name, const std::string& value,
-                                    std::chrono::nanoseconds timeout, Failure* why) override {
+                                    std::chrono::nanoseconds timeout, Failure* why,
+                                    Sharing* sharing) override {
     check_size("exchange", name, value);
     wire::ToService message;
     message.mutable_exchange()->set_name(name);
     message.mutable_exchange()->set_value(value);
     message.mutable_exchange()->set_timeout_ns(timeout.count());
+    if (sharing) {
+      message.mutable_exchange()->set_host(sharing->host);
+      message.mutable_exchange()->set_place(sharing->place);
+    }
     wire::Reply reply =
         call(std::move(message), fmt::format("exchange \"{}\"", name), timeout, why);
+    if (sharing) sharing->place = reply.place();
     return {std::move_iterator(reply.mutable_values()->begin()),
             std::move_iterator(reply.mutable_values()->end())};
   }

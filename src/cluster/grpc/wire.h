@@ -46,8 +46,10 @@ inline ToService from_wire(wire::ToService message) {
     case wire::ToService::kExchange: {
       wire::Exchange& call = *message.mutable_exchange();
       return {message.id(),
-              Exchange{std::move(*call.mutable_name()), std::move(*call.mutable_value()),
-                       std::chrono::nanoseconds(call.timeout_ns())}};
+              Exchange{std::move(*call.mutable_name()),
+                       std::move(*call.mutable_value()),
+                       std::chrono::nanoseconds(call.timeout_ns()),
+                       {std::move(*call.mutable_host()), std::move(*call.mutable_place())}}};
     }
     case wire::ToService::kAbort: return {message.id(), Abort{from_wire(message.abort())}};
     case wire::ToService::kReport: return {message.id(), Report{from_wire(message.report())}};
@@ -66,6 +68,7 @@ inline wire::FromService to_wire(const FromService& message) {
     if (reply->error) *out.mutable_reply()->mutable_error() = to_wire(*reply->error);
     if (reply->values)
       for (const std::string& value : *reply->values) out.mutable_reply()->add_values(value);
+    out.mutable_reply()->set_place(reply->place);
   }
   return out;
 }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "job/host_board.h"
+
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <tutti/error.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <new>
+#include <sstream>
+
+#include "base/running_time.h"
+#include "group/liveness/timing.h"
+#include "group/shm/processes.h"
+
+namespace tutti::group {
+
+// In the memory of each rank. The table is a length and a text for each rank.
+struct HostBoard::Head {
+  std::atomic<uint32_t> tables;  // how many have been shown; a futex
+  uint32_t ranks;
+  uint64_t table;  // the position of the last
+};
+
+HostBoard::HostBoard()
+    : memory_(Arena::mine().allocate(sizeof(Head))),
+      head_(*new (memory_.get()) Head{}),
+      sharing_{this_host(), fmt::format("{} {} {} {} {}", getpid(), Arena::mine().fd(),
+                                        inode_of(Arena::mine().fd()), Arena::mine().first_segment(),
+                                        Arena::mine().position_of(&head_, sizeof(Head)))} {}
+
+void HostBoard::show(const std::vector<std::string>& values) {
+  size_t bytes = 0;
+  for (const std::string& value : values) bytes += sizeof(uint32_t) + value.size();
+  const std::shared_ptr<void> table = Arena::mine().allocate(bytes);
+  auto* at = static_cast<std::byte*>(table.get());
+  for (const std::string& value : values) {
+    const auto size = uint32_t(value.size());
+    std::memcpy(at, &size, sizeof(size));
+    std::memcpy(at + sizeof(size), value.data(), size);
+    at += sizeof(size) + size;
+  }
+  head_.ranks = uint32_t(values.size());
+  head_.table = Arena::mine().position_of(table.get(), bytes);
+  head_.tables.store(++tables_);
+  syscall(SYS_futex, &head_.tables, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  shown_ = table;
+}
+
+std::optional<std::vector<std::string>> HostBoard::read(const std::string& place,
+                                                        std::chrono::nanoseconds timeout,
+                                                        const std::function<void()>& check) {
+  PeerArena::Origin origin{.name = "the first rank of this host", .user = geteuid(), .dumpable = true};
+  uint64_t position = 0;
+  std::istringstream(place) >> origin.pid >> origin.fd >> origin.inode >> origin.first_segment >>
+      position;
+  if (!holder_) try {
+      auto holder = std::make_unique<PeerArena>(origin);
+      holder->hold();  // it may have left when this rank comes to read
+      holder_ = std::move(holder);
+    } catch (const UnavailableError&) {
+      return {};
+    }
+  Head& head = *static_cast<Head*>(holder_->at(position));
+  ++tables_;
+  base::RunningTime waited;
+  for (uint32_t now; (now = head.tables.load()) < tables_;) {
+    constexpr timespec kNap{0, timing::kConnectPoll.count()};
+    syscall(SYS_futex, &head.tables, FUTEX_WAIT, now, &kNap, nullptr, 0);
+    check();
+    if (waited.elapsed() > timeout)
+      throw DeadlineExceededError(
+          "join: the first rank of this host does not share what the coordination service told it");
+  }
+  std::vector<std::string> values(head.ranks);
+  const auto* at = static_cast<const std::byte*>(holder_->at(head.table));
+  for (std::string& value : values) {
+    uint32_t size = 0;
+    std::memcpy(&size, at, sizeof(size));
+    value.assign(reinterpret_cast<const char*>(at + sizeof(size)), size);
+    at += sizeof(size) + size;
+  }
+  return values;
+}
+
+}  // namespace tutti::group

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The values of exchanges, as the ranks of a host share them: one of them gets them from the
+// coordination service, and the others read them in its memory. So a table of all ranks travels
+// once per host.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cluster/coordination.h"
+#include "group/shm/arena.h"
+
+namespace tutti::group {
+
+// All ranks show or read the tables of all exchanges, in the same order. Not thread-safe.
+class HostBoard {
+ public:
+  HostBoard();
+
+  const cluster::Sharing& sharing() const { return sharing_; }  // of this rank
+  // For the others. The table before is not needed any more: all have come to this exchange.
+  void show(const std::vector<std::string>& values);
+  // What the rank at `place` shows; empty if its memory cannot be opened. Waits until it is there:
+  // check() may throw, and DeadlineExceededError after `timeout`.
+  std::optional<std::vector<std::string>> read(const std::string& place,
+                                               std::chrono::nanoseconds timeout,
+                                               const std::function<void()>& check);
+
+ private:
+  struct Head;
+
+  const std::shared_ptr<void> memory_;  // of the head
+  Head& head_;
+  const cluster::Sharing sharing_;
+  uint32_t tables_ = 0;
+  std::shared_ptr<void> shown_;
+  std::unique_ptr<PeerArena> holder_;
+};
+
+}  // namespace tutti::group
