@@ -32,7 +32,7 @@ const Module* open(const std::string& name) {
                     "folder in TUTTI_MODULE_PATH",
                     name, why));
   };
-  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const library = dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (!library) fail(dlerror());
   auto* const entry = reinterpret_cast<const Module* (*)()>(dlsym(library, "tutti_module"));
   if (!entry) fail(fmt::format("{} is not a module of Tutti", file));

@@ -11,23 +11,6 @@
 
 namespace tutti::group {
 
-namespace {
-
-// The coordination carries text; addresses of transports are any bytes.
-std::string to_hex(const std::string& bytes) {
-  std::string text;
-  for (const char c : bytes) text += fmt::format("{:02x}", uint8_t(c));
-  return text;
-}
-std::string from_hex(const std::string& text) {
-  std::string bytes;
-  for (size_t i = 0; i + 1 < text.size(); i += 2)
-    bytes += char(std::stoi(text.substr(i, 2), nullptr, 16));
-  return bytes;
-}
-
-}  // namespace
-
 Placement place_ranks(const std::vector<Hello>& hellos, int rank) {
   Placement placement;
   const Hello& mine = hellos[size_t(rank)];
@@ -101,10 +84,8 @@ std::unique_ptr<Transport> connect(const RegisteredTransport& transport, Bootstr
   const TransportKind& kind = transport.kind;
   expect_descriptors(kind.descriptors + kind.files_for(boot.size() - 1), boot);
   const std::unique_ptr<Endpoint> endpoint = module.open(options);
-  std::vector<std::string> addresses;
-  for (const std::string& text :
-       link.exchange(std::string(transport.name), to_hex(endpoint->address())))
-    addresses.push_back(from_hex(text));
+  const std::vector<std::string> addresses =
+      link.exchange(std::string(transport.name), endpoint->address());
   return endpoint->connect(addresses, boot.membership.rank, [&] {
     if (const auto failure = link.get()->failure()) throw_error(failure->code, failure->text);
   });

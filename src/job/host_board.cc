@@ -26,7 +26,7 @@ struct HostBoard::Head {
 
 HostBoard::HostBoard()
     : memory_(Arena::mine().allocate(sizeof(Head))),
-      head_(*new (memory_.get()) Head{}),
+      head_(*new(memory_.get()) Head{}),
       sharing_{this_host(), fmt::format("{} {} {} {} {}", getpid(), Arena::mine().fd(),
                                         inode_of(Arena::mine().fd()), Arena::mine().first_segment(),
                                         Arena::mine().position_of(&head_, sizeof(Head)))} {}
@@ -52,7 +52,8 @@ void HostBoard::show(const std::vector<std::string>& values) {
 std::optional<std::vector<std::string>> HostBoard::read(const std::string& place,
                                                         std::chrono::nanoseconds timeout,
                                                         const std::function<void()>& check) {
-  PeerArena::Origin origin{.name = "the first rank of this host", .user = geteuid(), .dumpable = true};
+  PeerArena::Origin origin{
+      .name = "the first rank of this host", .user = geteuid(), .dumpable = true};
   uint64_t position = 0;
   std::istringstream(place) >> origin.pid >> origin.fd >> origin.inode >> origin.first_segment >>
       position;
