@@ -34,6 +34,7 @@ const std::map<std::string, std::string> kAllowed = {
     {"group/shm/window.cc sched_yield", "only without a world: see Window::await"},
     {"group/shm/window.cc SYS_futex", "futex_wait and futex_wake, which ask for a world first"},
     {"group/net/peer_channels.cc sched_yield", "between two looks at a message, without waiting"},
+    {"job/host_board.cc SYS_futex", "a simulated job has no board"},
     {"job/clocks.cc system_clock::now", "the name of a run in its timeline"},
 };
 

@@ -280,6 +280,8 @@ std::shared_ptr<grpc::Channel> channel_to(const Job& job, const std::string& ser
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kLargestMessage);
   arguments.SetMaxSendMessageSize(kLargestMessage);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kUnderWay);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // The name of gRPC's own argument for the server that a proxy is asked for.
   arguments.SetString("grpc.http_connect_server", pass_of(job));

@@ -197,6 +197,8 @@ void GrpcService::listen(const Job& job, const std::string& address) {
   builder.RegisterService(this);
   builder.SetMaxReceiveMessageSize(kLargestMessage);
   builder.SetMaxSendMessageSize(kLargestMessage);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kUnderWay);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kLargestHello));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 4);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kStrangerTimeoutMs);

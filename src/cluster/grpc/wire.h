@@ -25,6 +25,9 @@ inline constexpr size_t kLargestHello = 16 << 10;
 inline constexpr size_t kLargestToken = 4 << 10;
 inline constexpr size_t kLargestName = 1 << 10;
 inline constexpr size_t kLargestMessage = kLargestTotal + (1 << 20);
+// gRPC measures the network with a ping and its reply for every message, unless it is told how much
+// may be under way.
+inline constexpr int kUnderWay = 1 << 20;
 
 inline wire::Failure to_wire(const Failure& failure) {
   wire::Failure out;
