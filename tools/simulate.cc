@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "base/settings.h"
 #include "bench.h"
 #include "command.h"
 #include "sim/timing.h"

@@ -470,9 +470,9 @@ TEST(Loss, OfAProcessNamesItAndItsAddress) {
                  return rank == 2 && lost ? "is lost: its process 7 has ended" : "";
                }});
   lost = true;
-  // Any rank that waits for another gets the failure.
+  // A rank that waits for it finds the loss, and tells the others.
   std::vector<float> out(3);
-  const Caught error = caught([&] { groups[0].recv(out, 1, 0, kLong); });
+  const Caught error = caught([&] { groups[0].recv(out, 2, 0, kLong); });
   EXPECT_EQ(error.code, ErrorCode::unavailable);
   EXPECT_THAT(error.text, HasSubstr("rank 2 (host:5002) is lost: its process 7 has ended"));
   EXPECT_EQ(caught([&] { groups[1].barrier(kLong); }).code, ErrorCode::unavailable);
