@@ -59,14 +59,14 @@ group::Way way_of(const group::GroupTopology& layout, size_t bytes, const base::
   const void* const leaf = nullptr;
   const group::Piece piece{{&leaf, 1}, {}, int64_t(bytes / sizeof(float)), DType::float32};
   const group::LeafReduction reduction{{&piece, 1}, owners, ReduceOp::SUM};
-  group::HostSubtrees subtrees;
-  return group::ReductionLayout(reduction, layout, subtrees, costs).way();
+  group::ReductionPlan plan;
+  return group::ReductionLayout(reduction, layout, plan, costs).way();
 }
 
 group::GroupTopology topology_of(const JobLayout& job) {
   std::vector<std::string> names;
   for (const auto& rank : job.ranks) names.push_back(job.network.empty() ? "" : rank.host);
-  return {names, job.rank};
+  return {std::make_shared<const group::GroupHosts>(names), job.rank};
 }
 
 json describe(const JobLayout& job) {

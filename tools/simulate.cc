@@ -35,6 +35,8 @@ std::vector<std::string> op_names() {
   return names;
 }
 
+constexpr size_t kLarge = 32 << 10;
+
 // What the user wrote, to be shown as it was.
 struct Given {
   std::string latency = "10us", overhead = "1us", jitter = "0us", bandwidth = "100Gbit";
@@ -191,10 +193,13 @@ std::string to_json(const Request& request, const Timing& timing) {
       .dump();
 }
 
-// A job of many ranks has something for each pair of them.
+// Every rank has a stack, a window and a group; and a large collective has messages under way
+// between any two hosts, or any two ranks.
 void check_memory(const Request& request) {
   const double ranks = request.ranks();
-  const double needed = ranks * ranks * 200 + ranks * 64 * 1024;
+  const double ends = request.op == Collective::all_to_all ? ranks : request.job.hosts;
+  const bool is_large = request.bytes.back() > kLarge;
+  const double needed = ranks * 100 * 1024 + (is_large ? ends * ends * 1600 : 0);
   const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed > 0.9 * memory)
     throw std::runtime_error(fmt::format(

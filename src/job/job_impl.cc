@@ -149,7 +149,7 @@ std::unique_ptr<Backend> Job::new_group(const std::string& purpose) {
   std::vector<int> ranks(boot_.membership.addresses.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   if (topology_) {
-    const NetworkBackend::Plan plan(topology_, ranks);
+    const NetworkBackend::Plan plan(topology_);
     const Introduction& mine = plan.introduction();
     std::vector<Introduction> all;
     for (const std::string& text :

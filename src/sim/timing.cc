@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "group/group_impl.h"
 #include "sim/host_memory.h"
@@ -87,14 +86,14 @@ TimedJob::TimedJob(const Options& options)
       introductions_(size_t(size())),
       groups_(size_t(size())) {
   std::vector<int> processes;
-  auto ranks = std::make_shared<group::JobRanks>();
+  std::vector<std::string> hosts, addresses;
   for (int r = 0; r < size(); ++r) {
     const int host = r / options_.ranks_per_host;
     processes.push_back(world_.add_process(host));
-    ranks->hosts.push_back(fmt::format("host{}", host));
-    ranks->addresses.push_back(fmt::format("{}:{}", ranks->hosts.back(), 5000 + r));
+    hosts.push_back(fmt::format("host{}", host));
+    addresses.push_back(fmt::format("{}:{}", hosts.back(), 5000 + r));
   }
-  ranks->machines = ranks->hosts;
+  ranks_ = std::make_shared<const group::JobRanks>(group::JobRanks{addresses, hosts, hosts});
   for (int host = 0; host < options_.hosts; ++host) {
     group::HostProcesses here{
         .rank = 0, .ranks = {}, .addresses = {}, .hellos = {}, .alarm = &alarm_, .failure = [] {
@@ -102,7 +101,7 @@ TimedJob::TimedJob(const Options& options)
         }};
     for (int r = host * options_.ranks_per_host; r < (host + 1) * options_.ranks_per_host; ++r) {
       here.ranks.push_back(r);
-      here.addresses.push_back(ranks->addresses[size_t(r)]);
+      here.addresses.push_back(ranks_->addresses[size_t(r)]);
       here.hellos.push_back({.pid = processes[size_t(r)]});
     }
     const auto neighbours =
@@ -110,7 +109,6 @@ TimedJob::TimedJob(const Options& options)
     host_peers_.push_back(
         {neighbours, std::make_shared<group::BlockPool>(), neighbours, options_.expected});
   }
-  ranks_ = std::move(ranks);
   fabric_ = std::make_unique<Fabric>(world_, processes);
   for (int r = 0; r < size(); ++r) world_.start(processes[size_t(r)], [this, r] { run_rank(r); });
   await_ranks(fmt::format("connecting {} ranks", size()));
@@ -136,8 +134,6 @@ void TimedJob::run_rank(int rank) {
 
 std::unique_ptr<group::Backend> TimedJob::connect(int rank) {
   const group::HostPeers& host_peers = host_peers_[size_t(rank / options_.ranks_per_host)];
-  std::vector<int> all(static_cast<size_t>(size()));
-  std::iota(all.begin(), all.end(), 0);
   group::Introduction& mine = introductions_[size_t(rank)];
   if (options_.hosts == 1) {
     if (rank == 0)
@@ -145,7 +141,8 @@ std::unique_ptr<group::Backend> TimedJob::connect(int rank) {
           reinterpret_cast<uint64_t>(host_peers.blocks->make(*host_peers.memory, size()).begin());
     meet();
     const group::Blocks blocks(reinterpret_cast<void*>(introductions_[0].blocks), size());
-    return std::make_unique<group::WindowBackend>("simulated", host_peers, all, rank, blocks);
+    return std::make_unique<group::WindowBackend>("simulated", host_peers, ranks_->all->ranks, rank,
+                                                  blocks);
   }
   // Ranks are never lost here, so none asks the other hosts whether they still answer.
   auto control = std::make_shared<group::ControlPlane>(fabric_->open(rank), rank, size(),
@@ -160,8 +157,7 @@ std::unique_ptr<group::Backend> TimedJob::connect(int rank) {
           .alarm = &alarm_,
           .failure = [] { return std::nullopt; },
           .isolation = [] { return std::string(); },
-          .costs = options_.expected}),
-      all);
+          .costs = options_.expected}));
   mine = plan.introduction();
   meet();
   return plan.finish(introductions_);

@@ -40,17 +40,12 @@ size_t head_of(uint32_t tag, size_t bytes) {
 class SimulatedTransport final : public Transport {
  public:
   SimulatedTransport(Fabric& fabric, int rank)
-      : fabric_(fabric),
-        world_(fabric.world_),
-        rank_(rank),
-        receives_(size_t(fabric.size())),
-        lost_(size_t(fabric.size())),
-        used_(size_t(fabric.size())) {}
+      : fabric_(fabric), world_(fabric.world_), rank_(rank) {}
   ~SimulatedTransport() override {
     fabric_.open_[size_t(rank_)] = nullptr;
     int receives = 0;
-    for (const Item* item : receives_)
-      for (; item; item = item->next) ++receives;
+    for (const auto& [rank, peer] : peers_)
+      for (const Item* item = peer.receives; item; item = item->next) ++receives;
     if (receives || unsent_)
       fabric_.leaks_.push_back(
           fmt::format("rank {} leaves {} receives and {} sends behind", rank_, receives, unsent_));
@@ -62,8 +57,9 @@ class SimulatedTransport final : public Transport {
 
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
     if (world_.is_over()) return nullptr;
-    if (lost_[size_t(to)]) return messages_.make({.peer = to, .state = State::failed});
-    used_[size_t(to)] = true;
+    Peer& peer = peers_[to];
+    if (peer.is_lost) return messages_.make({.peer = to, .state = State::failed});
+    peer.is_used = true;
     Envelope envelope{uint32_t(tag), bytes, {}, nullptr};
     if (const size_t moved = moves_data_ ? bytes : head_of(uint32_t(tag), bytes)) {
       const auto* const from = static_cast<const std::byte*>(data);
@@ -85,18 +81,16 @@ class SimulatedTransport final : public Transport {
 
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
     Item wanted{.data = data, .bytes = bytes, .peer = from, .tag = uint32_t(tag)};
-    if (const auto found = early_.find(from); found != early_.end()) {
-      std::vector<Envelope>& early = found->second;
-      const auto at = std::ranges::find(early, wanted.tag, &Envelope::tag);
-      if (at != early.end()) {
-        fill(wanted, *at);
-        early.erase(at);
-        return wanted.state == State::over ? nullptr : messages_.make(wanted);
-      }
+    Peer& peer = peers_[from];
+    const auto early = std::ranges::find(peer.early, wanted.tag, &Envelope::tag);
+    if (early != peer.early.end()) {
+      fill(wanted, *early);
+      peer.early.erase(early);
+      return wanted.state == State::over ? nullptr : messages_.make(wanted);
     }
-    if (lost_[size_t(from)]) wanted.state = State::failed;
+    if (peer.is_lost) wanted.state = State::failed;
     Item* const made = messages_.make(wanted);
-    if (!lost_[size_t(from)]) *end_of(from) = made;
+    if (!peer.is_lost) *end_of(peer) = made;
     return made;
   }
 
@@ -135,21 +129,22 @@ class SimulatedTransport final : public Transport {
     world_.wait(this, world_.now() + at_most);
   }
   std::string loss(int rank) const override {
-    return lost_[size_t(rank)] ? "Connection reset by peer" : "";
+    const auto found = peers_.find(rank);
+    return found != peers_.end() && found->second.is_lost ? "Connection reset by peer" : "";
   }
 
   // The peer's end of the connection is gone.
   void lose(int from) {
-    if (lost_[size_t(from)]) return;
-    lost_[size_t(from)] = true;
-    for (Item* item = receives_[size_t(from)]; item; item = item->next) item->state = State::failed;
-    receives_[size_t(from)] = nullptr;
+    Peer& peer = peers_[from];
+    if (std::exchange(peer.is_lost, true)) return;
+    for (Item* item = peer.receives; item; item = item->next) item->state = State::failed;
+    peer.receives = nullptr;
     world_.wake(this);
   }
   int count_connections() {
-    const auto count = std::ranges::count(used_, true);
-    used_.assign(used_.size(), false);
-    return int(count);
+    int count = 0;
+    for (auto& [rank, peer] : peers_) count += std::exchange(peer.is_used, false);
+    return count;
   }
   // Tells a peer that this end is gone.
   void hang_up(int peer) {
@@ -180,15 +175,21 @@ class SimulatedTransport final : public Transport {
     Item* sender;  // that waits until this is there
   };
 
+  struct Peer {
+    Item* receives = nullptr;          // that wait, the first
+    std::vector<Envelope> early = {};  // not yet received
+    bool is_lost = false, is_used = false;
+  };
+
   static Item* own(Message* message) { return static_cast<Item*>(message); }
 
-  Item** end_of(int peer) {
-    Item** at = &receives_[size_t(peer)];
+  static Item** end_of(Peer& peer) {
+    Item** at = &peer.receives;
     while (*at) at = &(*at)->next;
     return at;
   }
   void remove(Item* item) {
-    Item** at = &receives_[size_t(item->peer)];
+    Item** at = &peers_[item->peer].receives;
     while (*at != item) at = &(*at)->next;
     *at = item->next;
   }
@@ -203,14 +204,15 @@ class SimulatedTransport final : public Transport {
     if (envelope.sender)
       if (SimulatedTransport* const sender = fabric_.open_[size_t(from)])
         sender->arrived(envelope.sender);
-    used_[size_t(from)] = true;
-    Item* item = receives_[size_t(from)];
+    Peer& peer = peers_[from];
+    peer.is_used = true;
+    Item* item = peer.receives;
     while (item && item->tag != envelope.tag) item = item->next;
     if (item) {
       remove(item);
       fill(*item, envelope);
     } else {
-      early_[from].push_back(std::move(envelope));
+      peer.early.push_back(std::move(envelope));
     }
     world_.wake(this);
   }
@@ -225,10 +227,7 @@ class SimulatedTransport final : public Transport {
   World& world_;
   const int rank_;
   const bool moves_data_ = world_.moves_data();
-  // By peer, in little memory: there may be thousands of them on each of thousands of ranks.
-  std::vector<Item*> receives_;  // that wait, the first of each
-  std::vector<bool> lost_, used_;
-  std::unordered_map<int, std::vector<Envelope>> early_;  // not yet received
+  std::unordered_map<int, Peer> peers_;  // those that there was something with
   group::Pool<Item> messages_;
   std::vector<Item*> cancelled_;  // that still are on their way
   int unsent_ = 0;

@@ -214,11 +214,9 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
   static std::atomic<bool> alarm{false};
   std::map<int, std::shared_ptr<Commons>> commons;
   std::vector<std::string> hosts, addresses;
-  std::vector<int> ranks;
   for (int r = 0; r < n; ++r) {
     hosts.push_back("host" + std::to_string(host_of(r)));
     addresses.push_back(hosts.back() + ":" + std::to_string(5000 + r));
-    ranks.push_back(r);
     commons.try_emplace(host_of(r), std::make_shared<Commons>(Seclusion{}));
   }
   const auto job_ranks =
@@ -244,7 +242,7 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
         .failure = [] { return std::nullopt; },
         .isolation = [] { return std::string(); },
         .costs = costs});
-    plans.emplace_back(job, ranks);
+    plans.emplace_back(job);
     introductions.push_back(plans.back().introduction());
   }
   std::vector<Group> groups;

@@ -151,17 +151,21 @@ TEST_F(LivenessTest, PumpsBeforeItLooks) {
   EXPECT_ERROR(UnavailableError, "came in just now", pumping.check_now("op"));
 }
 
+std::shared_ptr<const std::vector<int>> ranks_of(std::vector<int> ranks) {
+  return std::make_shared<const std::vector<int>>(std::move(ranks));
+}
+
 TEST_F(LivenessTest, OfAGroupNamesRanksByTheirNumberInIt) {
-  const GroupMonitor group(peers, {0, 3, 5});
+  const GroupMonitor group(peers, ranks_of({0, 3, 5}));
   EXPECT_EQ(group.name(0), "rank 0 (host:5000)");
   EXPECT_EQ(group.name(2), "rank 2 (rank 5 of the job, host:5005)");
-  const GroupMonitor on_host(peers, {0, 3, 5}, {1, 2});
+  const GroupMonitor on_host(peers, ranks_of({0, 3, 5}), {1, 2});
   EXPECT_EQ(on_host.name(0), "rank 1 (rank 3 of the job, host:5003)");
   EXPECT_EQ(on_host.job_rank(0), 3);
 }
 
 TEST_F(LivenessTest, OfAGroupIgnoresTheLossOfOtherRanks) {
-  const GroupMonitor group(peers, {0, 3});
+  const GroupMonitor group(peers, ranks_of({0, 3}));
   peers->of_job = {5, ErrorCode::unavailable, "rank 5 is gone"};
   EXPECT_FALSE(group.failure());
   peers->of_job->rank = 3;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "group/core/operation.h"
 
@@ -12,16 +11,12 @@ namespace tutti::group {
 
 std::string PeerMonitor::name(int rank) const { return rank_name(number(rank), address(rank)); }
 
-GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<int> ranks)
-    : job_(std::move(job)),
-      ranks_(std::move(ranks)),
-      watched_(ranks_.size()),
-      on_this_host_(false) {
-  std::iota(watched_.begin(), watched_.end(), 0);
-}
+GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job,
+                           std::shared_ptr<const std::vector<int>> ranks)
+    : job_(std::move(job)), ranks_(std::move(ranks)), on_this_host_(false) {}
 
-GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<int> ranks,
-                           std::vector<int> watched)
+GroupMonitor::GroupMonitor(std::shared_ptr<const PeerMonitor> job,
+                           std::shared_ptr<const std::vector<int>> ranks, std::vector<int> watched)
     : job_(std::move(job)),
       ranks_(std::move(ranks)),
       watched_(std::move(watched)),
@@ -37,7 +32,7 @@ std::string GroupMonitor::address(int rank) const {
 std::optional<cluster::Failure> GroupMonitor::failure() const {
   std::optional<cluster::Failure> failure = job_->failure();
   // A rank that is lost is no loss to a group that it is not in.
-  if (failure && failure->rank >= 0 && std::ranges::find(ranks_, failure->rank) == ranks_.end())
+  if (failure && failure->rank >= 0 && std::ranges::find(*ranks_, failure->rank) == ranks_->end())
     return {};
   return failure;
 }

@@ -42,13 +42,14 @@ class PeerMonitor {
 class GroupMonitor : public PeerMonitor {
  public:
   // `ranks`: of the job, by rank of the group.
-  GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<int> ranks);
+  GroupMonitor(std::shared_ptr<const PeerMonitor> job,
+               std::shared_ptr<const std::vector<int>> ranks);
   // `watched`: only these ranks of the group, which are on this host.
-  GroupMonitor(std::shared_ptr<const PeerMonitor> job, std::vector<int> ranks,
-               std::vector<int> watched);
+  GroupMonitor(std::shared_ptr<const PeerMonitor> job,
+               std::shared_ptr<const std::vector<int>> ranks, std::vector<int> watched);
 
   std::string address(int rank) const override;
-  int number(int rank) const override { return watched_[size_t(rank)]; }
+  int number(int rank) const override { return on_this_host_ ? watched_[size_t(rank)] : rank; }
   int job_rank(int rank) const override { return job_->job_rank(outer(rank)); }
   std::string loss(int rank) const override { return job_->loss(outer(rank)); }
   std::optional<cluster::Failure> failure() const override;
@@ -62,11 +63,11 @@ class GroupMonitor : public PeerMonitor {
   bool separate_processes() const override { return job_->separate_processes(); }
 
  private:
-  int outer(int rank) const { return ranks_[size_t(number(rank))]; }
+  int outer(int rank) const { return (*ranks_)[size_t(number(rank))]; }
 
   const std::shared_ptr<const PeerMonitor> job_;
-  const std::vector<int> ranks_;
-  std::vector<int> watched_;
+  const std::shared_ptr<const std::vector<int>> ranks_;
+  const std::vector<int> watched_;  // if on_this_host_
   const bool on_this_host_;
 };
 

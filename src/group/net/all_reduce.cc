@@ -21,8 +21,7 @@ class NetworkCollectives::Reducer {
         channels_(all.channels_),
         topology_(all.topology_),
         window_(all.window_),
-        leaders_(all.leaders_),
-        layout_(reduction, topology_, all.subtrees_, all.costs_),
+        layout_(reduction, topology_, all.plan_, all.costs_),
         sums_(layout_, topology_, window_),
         me_(size_t(topology_.my_host())),
         leads_(topology_.leads()),
@@ -94,13 +93,13 @@ class NetworkCollectives::Reducer {
     if (leads_) {
       alignas(kLine) std::byte values[kSmall];
       const size_t bytes = sums_.make_values(range, range, values, {0, range.end, shown});
-      channels_.shake_hands(leaders_, [&](int, std::byte* to) {
+      channels_.shake_hands(leaders(), [&](int, std::byte* to) {
         copy_bytes(to, values, bytes);
         return bytes;
       });
       std::vector<const std::byte*> from(layout_.hosts());
       from[me_] = values;
-      for (const int leader : leaders_) from[host_of(leader)] = channels_.told(leader);
+      for (const int leader : leaders()) from[host_of(leader)] = channels_.told(leader);
       sums_.combine(range, from, result);
     }
     if (window_) window_->next_phase();
@@ -130,6 +129,7 @@ class NetworkCollectives::Reducer {
     take_results(range, window_ ? window_->shown(0, results) : result);
   }
 
+  const std::vector<int>& leaders() { return all_.leaders(); }
   size_t host_of(int rank) const { return size_t(topology_.host_of[size_t(rank)]); }
   // Memory of the leader: the values and results of each block under way.
   std::byte* staged_values(size_t i) { return staging().subtrees + i % kBlocks * layout_.slot(); }
@@ -202,10 +202,10 @@ class NetworkCollectives::Reducer {
     round = {};
     const Range mine = layout_.shard(i, me_);
     size_t at = 0;
-    for (const int leader : leaders_) at += padded(layout_.value_bytes(host_of(leader), mine));
+    for (const int leader : leaders()) at += padded(layout_.value_bytes(host_of(leader), mine));
     std::byte* const received = received_[i % kBlocks].at_least(layout_.is_told() ? 0 : at);
     at = 0;
-    for (const int leader : leaders_) {
+    for (const int leader : leaders()) {
       const size_t host = host_of(leader);
       if (const size_t bytes = layout_.value_bytes(host, mine); bytes && !layout_.is_told()) {
         round.values.push_back(transfers_.receive(leader, MessageKind::data, received + at, bytes));
@@ -217,8 +217,8 @@ class NetworkCollectives::Reducer {
             transfers_.receive(leader, MessageKind::results, result_at(i, host), bytes));
     }
     if (layout_.is_told()) return tell_values();
-    if (i == 0) handshake_.emplace(channels_, leaders_);
-    for (const int leader : leaders_) {
+    if (i == 0) handshake_.emplace(channels_, leaders());
+    for (const int leader : leaders()) {
       const size_t host = host_of(leader);
       if (const size_t bytes = layout_.value_bytes(me_, layout_.shard(i, host)))
         round.sent.push_back(
@@ -229,12 +229,12 @@ class NetworkCollectives::Reducer {
   // Those of the only block, with the handshake.
   void tell_values() {
     std::vector<size_t> told;
-    for (const int leader : leaders_) {
+    for (const int leader : leaders()) {
       const size_t host = host_of(leader);
       told.push_back(layout_.value_bytes(me_, layout_.shard(0, host)));
       copy_bytes(channels_.to_tell(leader), values_for(0, host), told.back());
     }
-    handshake_.emplace(channels_, leaders_, told);
+    handshake_.emplace(channels_, leaders(), told);
   }
 
   // The sum of this host's shard, for all.
@@ -249,14 +249,14 @@ class NetworkCollectives::Reducer {
     std::vector<const std::byte*> from(layout_.hosts());
     from[me_] = values_for(i, me_);
     size_t at = 0;
-    for (const int leader : leaders_) {
+    for (const int leader : leaders()) {
       from[host_of(leader)] =
           layout_.is_told() ? channels_.told(leader) : received_[i % kBlocks].at_least(0) + at;
       at += padded(layout_.value_bytes(host_of(leader), range));
     }
     sums_.combine(range, from, result);
     if (layout_.is_whole()) return;
-    for (const int leader : leaders_)
+    for (const int leader : leaders())
       round.sent.push_back(
           transfers_.send(leader, MessageKind::results, result, layout_.result_bytes(range)));
   }
@@ -285,7 +285,6 @@ class NetworkCollectives::Reducer {
   PeerChannels& channels_;
   const GroupTopology& topology_;
   Window* const window_;
-  const std::vector<int>& leaders_;
   const Layout layout_;
   Sums sums_;
   const size_t me_;  // this host
@@ -343,7 +342,7 @@ void NetworkCollectives::reduce(const Description& what, const GroupCall& call, 
 
 void NetworkCollectives::all_at_once(const GroupCall& call, bool wanted) {
   const size_t bytes = size_in_bytes(call.in);
-  channels_.shake_hands(others_, [&](int, std::byte* to) {
+  channels_.shake_hands(others(), [&](int, std::byte* to) {
     copy_bytes(to, call.in.data, bytes);
     return bytes;
   });

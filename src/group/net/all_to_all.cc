@@ -14,7 +14,7 @@ void NetworkCollectives::all_to_all(const GroupCall& call) {
   const auto part = [&](int peer) { return source + size_t(peer) * bytes; };
   const auto target = [&](int peer) { return bytes_of(call.out.data) + size_t(peer) * bytes; };
   way_ = way_of(call.kind, {bytes, all_bytes});
-  exchange(bytes, others_, part, others_, target);
+  exchange(bytes, others(), part, others(), target);
   copy_bytes(target(channels_.rank()), part(channels_.rank()), bytes);
 }
 

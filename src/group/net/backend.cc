@@ -15,22 +15,8 @@ Staging staging_in(const Blocks& blocks) {
   return {blocks.end(), blocks.end() + kBlocks * kArea};
 }
 
-std::vector<std::string> hosts_of(const JobTopology& job, const std::vector<int>& ranks) {
-  std::vector<std::string> hosts;
-  for (const int r : ranks) hosts.push_back(job.ranks->hosts[size_t(r)]);
-  return hosts;
-}
-
 int index_of(const std::vector<int>& ranks, int rank) {
   return int(std::ranges::find(ranks, rank) - ranks.begin());
-}
-
-// The index of a rank of the job among those on this host.
-int index_on_host(const JobTopology& job, int rank) {
-  const std::vector<std::string>& hosts = job.ranks->hosts;
-  int index = 0;
-  for (int r = 0; r < rank; ++r) index += hosts[size_t(r)] == hosts[size_t(job.rank)];
-  return index;
 }
 
 // All ranks of the job.
@@ -41,10 +27,10 @@ class JobMonitor : public PeerMonitor {
   std::string address(int rank) const override { return job_->ranks->addresses[size_t(rank)]; }
   int job_rank(int rank) const override { return rank; }
   std::string loss(int rank) const override {
-    const std::vector<std::string>& hosts = job_->ranks->hosts;
-    const bool is_local = hosts[size_t(rank)] == hosts[size_t(job_->rank)];
+    const GroupHosts& all = *job_->ranks->all;
+    const bool is_local = all.host_of[size_t(rank)] == all.host_of[size_t(job_->rank)];
     return is_local && rank != job_->rank
-               ? job_->host_peers.monitor->loss(index_on_host(*job_, rank))
+               ? job_->host_peers.monitor->loss(int(all.local_index(rank)))
                : "";
   }
   std::optional<cluster::Failure> failure() const override {
@@ -61,10 +47,14 @@ class JobMonitor : public PeerMonitor {
 
 }  // namespace
 
+NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job) : Plan(job, job->ranks->all) {}
+
 NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job, std::vector<int> ranks)
-    : job_(std::move(job)),
-      ranks_(std::move(ranks)),
-      topology_(hosts_of(*job_, ranks_), index_of(ranks_, job_->rank)) {
+    : Plan(job, std::make_shared<const GroupHosts>(std::move(ranks), job->ranks->hosts)) {}
+
+NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job,
+                           std::shared_ptr<const GroupHosts> hosts)
+    : job_(std::move(job)), topology_(hosts, index_of(hosts->ranks, job_->rank)) {
   const HostPeers& host_peers = job_->host_peers;
   introduction_ = {0, job_->control->new_group_id()};
   const int here = int(topology_.local_ranks().size());
@@ -77,19 +67,19 @@ std::unique_ptr<Backend> NetworkBackend::Plan::finish(std::span<const Introducti
   Blocks blocks;
   const std::vector<int>& local = topology_.local_ranks();
   if (local.size() > 1)
-    blocks = {job_->host_peers.memory->find(index_on_host(*job_, ranks_[size_t(local[0])]),
-                                            all[size_t(local[0])].blocks),
+    blocks = {job_->host_peers.memory->find(
+                  int(job_->ranks->all->local_index(topology_.shared->ranks[size_t(local[0])])),
+                  all[size_t(local[0])].blocks),
               int(local.size())};
   return std::unique_ptr<Backend>(new NetworkBackend(*this, uint32_t(all[0].id), blocks));
 }
 
 NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, const Blocks& blocks)
     : job_(plan.job_),
-      ranks_(plan.ranks_),
       topology_(plan.topology_),
       latch_(connect_host(blocks)),
-      channels_({ranks_, topology_.rank, id, topology_.host_of}, job_->control,
-                std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_),
+      channels_({ranks(), topology_.rank, id, topology_.host_of}, job_->control,
+                std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), shared_ranks()),
                 window_ ? &*window_ : nullptr, latch_),
       algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks),
                   job_->costs) {}
@@ -101,7 +91,7 @@ FailureLatch& NetworkBackend::connect_host(const Blocks& blocks) {
   }
   const std::vector<int>& local = topology_.local_ranks();
   const auto monitor =
-      std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), ranks_, local);
+      std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), shared_ranks(), local);
   return window_.emplace(index_of(local, topology_.rank), blocks, monitor, job_->control.get())
       .latch();
 }
@@ -136,10 +126,10 @@ void NetworkBackend::all_gather_uneven(const Description& what, const detail::Me
 
 std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeouts timeouts) {
   std::vector<int> outer;
-  for (const int r : ranks) outer.push_back(ranks_[size_t(r)]);
+  for (const int r : ranks) outer.push_back(this->ranks()[size_t(r)]);
   const Plan plan(job_, outer);
   Introduction mine = plan.introduction();
-  std::vector<Introduction> all(ranks_.size());
+  std::vector<Introduction> all(this->ranks().size());
   const Description what{.kind = Collective::split};
   constexpr int64_t kWords = sizeof(Introduction) / sizeof(uint64_t);
   run(what,

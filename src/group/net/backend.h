@@ -16,6 +16,7 @@ struct JobRanks {
   std::vector<std::string> addresses;  // for errors
   std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
   std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
+  std::shared_ptr<const GroupHosts> all = std::make_shared<const GroupHosts>(hosts);
 };
 
 // One process's way to all others of its job.
@@ -43,6 +44,8 @@ class NetworkBackend : public Backend {
   // In two steps, since the others' introductions must be known in between.
   class Plan {
    public:
+    // Of all ranks of the job.
+    explicit Plan(std::shared_ptr<const JobTopology> job);
     // `ranks`: of the job, by rank of the group.
     Plan(std::shared_ptr<const JobTopology> job, std::vector<int> ranks);
     const Introduction& introduction() const { return introduction_; }
@@ -51,8 +54,9 @@ class NetworkBackend : public Backend {
 
    private:
     friend class NetworkBackend;
+    Plan(std::shared_ptr<const JobTopology> job, std::shared_ptr<const GroupHosts> hosts);
+
     std::shared_ptr<const JobTopology> job_;
-    std::vector<int> ranks_;
     GroupTopology topology_;
     Introduction introduction_;
   };
@@ -64,7 +68,7 @@ class NetworkBackend : public Backend {
   const Way& way() const override { return algorithms_.way(); }
   bool is_local(int rank) const override {
     const std::vector<std::string>& machines = job_->ranks->machines;
-    return machines[size_t(ranks_[size_t(rank)])] == machines[size_t(job_->rank)];
+    return machines[size_t(ranks()[size_t(rank)])] == machines[size_t(job_->rank)];
   }
   using Backend::run;
   void run(const Description& what, const detail::GroupCall& call, Timeouts timeouts,
@@ -83,6 +87,10 @@ class NetworkBackend : public Backend {
 
  private:
   NetworkBackend(const Plan& plan, uint32_t id, const Blocks& blocks);
+  const std::vector<int>& ranks() const { return topology_.shared->ranks; }
+  std::shared_ptr<const std::vector<int>> shared_ranks() const {
+    return {topology_.shared, &ranks()};
+  }
   // Makes the window, if there are other ranks on this host. Returns the group's latch.
   FailureLatch& connect_host(const Blocks& blocks);
   // An error of `operation` on this rank is one for all.
@@ -90,7 +98,6 @@ class NetworkBackend : public Backend {
   void telling_all(const F& operation);
 
   std::shared_ptr<const JobTopology> job_;
-  std::vector<int> ranks_;
   GroupTopology topology_;
   std::optional<Window> window_;
   // The group's, if this rank is the only one on its host.

@@ -13,7 +13,7 @@ void NetworkCollectives::broadcast(const GroupCall& call) {
   if (way_ == Way::relay) return broadcast_by_relays(data, bytes, call.root);
   const auto target = [&](int) { return data; };
   if (is_root(call))
-    exchange(bytes, others_, target, {}, target);
+    exchange(bytes, others(), target, {}, target);
   else
     exchange(bytes, {}, target, {&call.root, 1}, target);
 }

@@ -10,13 +10,22 @@ NetworkCollectives::NetworkCollectives(PeerChannels& channels, const GroupTopolo
       window_(window),
       staging_(staging),
       costs_(costs),
-      meeting_(channels, topology) {
-  const int ranks = channels.size(), hosts = int(topology.hosts.size());
-  for (int r = 0; r < ranks; ++r) all_ranks_.push_back(r);
-  // Each begins with the one that comes after it, so that no rank gets all messages at once.
-  for (int i = 1; i < ranks; ++i) others_.push_back((channels.rank() + i) % ranks);
-  for (int i = 1; i < hosts; ++i)
-    leaders_.push_back(topology.leader((topology.my_host() + i) % hosts));
+      meeting_(channels, topology),
+      all_ranks_(topology.shared->all) {}
+
+const std::vector<int>& NetworkCollectives::others() {
+  const int ranks = channels_.size();
+  if (others_.empty())
+    for (int i = 1; i < ranks; ++i) others_.push_back((channels_.rank() + i) % ranks);
+  return others_;
+}
+
+const std::vector<int>& NetworkCollectives::leaders() {
+  const int hosts = int(topology_.hosts.size());
+  if (leaders_.empty())
+    for (int i = 1; i < hosts; ++i)
+      leaders_.push_back(topology_.leader((topology_.my_host() + i) % hosts));
+  return leaders_;
 }
 
 NetworkCollectives::~NetworkCollectives() {
@@ -75,7 +84,7 @@ void NetworkCollectives::agree() {
   if (way_of(Collective::barrier, {}) == Way::rounds)
     share(nullptr, 0);
   else
-    channels_.shake_hands(others_, window_);
+    channels_.shake_hands(others(), window_);
 }
 
 const std::byte* NetworkCollectives::share(const void* mine, size_t bytes, int root) {

@@ -101,7 +101,7 @@ class NetworkCollectives {
                 const Target& target) {
     if (way_ == Way::handshake) {
       channels_.shake_hands(
-          others_,
+          others(),
           [&](int peer, std::byte* memory) -> size_t {
             if (std::ranges::find(to, peer) == to.end()) return 0;
             copy_bytes(memory, part(peer), bytes);
@@ -117,6 +117,10 @@ class NetworkCollectives {
     for (const int peer : to) transfers.send(peer, MessageKind::data, part(peer), bytes);
     transfers.wait_all();
   }
+  // All ranks but this, and the leaders of the other hosts. Each begins with the one that comes
+  // after it, so that no rank gets all messages at once.
+  const std::vector<int>& others();
+  const std::vector<int>& leaders();
   bool is_root(const GroupCall& call) const { return channels_.rank() == call.root; }
 
   PeerChannels& channels_;
@@ -129,10 +133,9 @@ class NetworkCollectives {
   Scratch shared_, scattered_;
   Scratch own_staging_;  // if there is no window
   std::array<Scratch, kBlocks> received_;
-  HostSubtrees subtrees_;
-  std::vector<int> all_ranks_;
-  std::vector<int> others_;   // all ranks but this, from the next one on
-  std::vector<int> leaders_;  // of the other hosts, from the next one on
+  ReductionPlan plan_;
+  const std::vector<int>& all_ranks_;
+  std::vector<int> others_, leaders_;  // once they are needed
   std::vector<const void*> leaves_;
 };
 

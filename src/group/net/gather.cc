@@ -25,7 +25,7 @@ void NetworkCollectives::gather(const GroupCall& call) {
     for (size_t r = 0; r <= size_t(channels_.size()); ++r) starts.push_back(r * bytes);
     return all_gather(in, out, starts);
   }
-  const std::span<const int> all = others_, root(&call.root, 1), none;
+  const std::span<const int> all = others(), root(&call.root, 1), none;
   const auto target = [&](int peer) { return out + size_t(peer) * bytes; };
   exchange(
       bytes,

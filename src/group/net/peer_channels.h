@@ -25,12 +25,13 @@
 
 namespace tutti::group {
 
-// The ranks of one group, and the number that its messages are known by.
+// The ranks of one group, and the number that its messages are known by. What it refers to is that
+// of all ranks, which outlives it.
 struct GroupMembers {
-  std::vector<int> ranks;  // of the job, by rank of the group
-  int rank;                // of this process, in the group
+  const std::vector<int>& ranks;  // of the job, by rank of the group
+  int rank;                       // of this process, in the group
   uint32_t id;
-  std::vector<int> hosts;  // by rank of the group: a number of its host
+  const std::vector<int>& hosts;  // by rank of the group: a number of its host
 };
 
 class PeerChannels final : private ControlPlane::Listener {

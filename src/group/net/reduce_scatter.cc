@@ -43,7 +43,7 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
   }
   if (way_ == Way::handshake) {
     channels_.shake_hands(
-        others_,
+        others(),
         [&](int peer, std::byte* memory) {
           copy_bytes(memory, in + size_t(peer) * bytes, bytes);
           return bytes;
@@ -64,10 +64,10 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
       // here already.
       for (const size_t number : sent[i % 2]) transfers.wait(number);
       sent[i % 2].clear();
-      for (const int peer : others_)
+      for (const int peer : others())
         posted[i % 2].push_back(
             transfers.receive(peer, MessageKind::data, memory + size_t(peer) * kPart, now));
-      for (const int peer : others_)
+      for (const int peer : others())
         sent[i % 2].push_back(
             transfers.send(peer, MessageKind::data, in + size_t(peer) * bytes + at, now));
     }

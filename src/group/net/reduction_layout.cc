@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "group/net/greeting.h"
 #include "group/shm/block.h"
@@ -17,47 +18,32 @@ constexpr size_t kMostStaged = 4 << 20;
 
 }  // namespace
 
-void HostSubtrees::update(std::span<const int> new_owners, const GroupTopology& topology,
-                          bool now_single) {
-  if (single == now_single && std::ranges::equal(owners, new_owners)) return;
-  owners.assign(new_owners.begin(), new_owners.end());
-  single = now_single;
-  const auto host_of = [&](size_t leaf) { return topology.host_of[size_t(owners[leaf])]; };
-  by_host.assign(topology.hosts.size(), {});
-  for (const Subtree& subtree : largest_subtrees(owners.size(), host_of, single))
-    by_host[size_t(host_of(subtree.first))].push_back(subtree);
-  const size_t hosts = topology.hosts.size();
-  leaves_per_host = owners.size() % hosts == 0 ? owners.size() / hosts : 0;
-  for (size_t leaf = 0; leaf < owners.size() && leaves_per_host; ++leaf)
-    if (size_t(host_of(leaf)) != leaf / leaves_per_host) leaves_per_host = 0;
-  if (leaves_per_host) doubling = doubling_of(topology.my_host(), int(hosts), leaves_per_host);
+void ReductionPlan::update(std::span<const int> owners, const GroupTopology& topology,
+                           bool single) {
+  const auto now = topology.shared->subtrees_of(owners, single);
+  if (std::exchange(subtrees, now) == now) return;
+  if (const size_t leaves = now->leaves_per_host)
+    doubling = doubling_of(topology.my_host(), int(topology.hosts.size()), leaves);
 }
 
 ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
-                                 HostSubtrees& subtrees, const Costs& costs)
+                                 ReductionPlan& plan, const Costs& costs)
     : op_(reduction.op),
       view_(reduction, topology.rank, int(topology.host_of.size())),
       hosts_(topology.hosts.size()),
-      subtrees_(subtrees) {
+      plan_(plan) {
   bool single = false;
   size_t wide = 1;
   for (const Piece& piece : reduction.pieces) {
     single |= !has_partials(op_, piece.dtype);
     wide = std::max(wide, size_of(partial_dtype(op_, piece.dtype)) / size_of(piece.dtype));
   }
-  subtrees.update(reduction.owners, topology, single);
-  size_t values = 1;  // bytes of values per byte of the view, of any host
-  for (const std::vector<Subtree>& of_host : subtrees_.by_host) {
-    size_t here = 0;
-    for (const Subtree& subtree : of_host) here += subtree.leaves == 1 ? 1 : wide;
-    values = std::max(values, here);
-  }
-
-  const bool shared =
-      std::ranges::any_of(topology.hosts, [](const auto& ranks) { return ranks.size() > 1; });
+  plan.update(reduction.owners, topology, single);
+  const size_t values = subtrees().most_values(wide);
+  const bool shared = topology.host_of.size() > hosts_;
   const size_t most = std::max({values, view_.most_leaves(), view_.widest()});
   way_ = choose_way({.hosts = hosts_,
-                     .leaves_per_host = subtrees_.leaves_per_host,
+                     .leaves_per_host = subtrees().leaves_per_host,
                      .bytes = view_.bytes(),
                      .direct_values = values,
                      .wide = wide,

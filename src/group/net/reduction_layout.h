@@ -19,16 +19,12 @@ constexpr size_t kMostHalved = 8 << 20;
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// The subtrees that each host has all leaves of; kept between reductions, since most are alike.
-struct HostSubtrees {
-  void update(std::span<const int> new_owners, const GroupTopology& topology, bool now_single);
+// What hosts send each other in a reduction; kept for the next, since most are alike.
+struct ReductionPlan {
+  void update(std::span<const int> owners, const GroupTopology& topology, bool single);
 
-  std::vector<int> owners;
-  bool single = false;
-  std::vector<std::vector<Subtree>> by_host;
-  // On each host, if they have as many, one host's after the other's; else 0.
-  size_t leaves_per_host = 0;
-  Doubling doubling;  // of this host, if so
+  std::shared_ptr<const HostSubtrees> subtrees;
+  Doubling doubling;  // of this host, if all have as many leaves, one host's after the other's
 };
 
 // The same on all ranks.
@@ -41,11 +37,12 @@ class ReductionLayout {
   };
 
   ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
-                  HostSubtrees& subtrees, const Costs& costs);
+                  ReductionPlan& plan, const Costs& costs);
 
   ReduceOp op() const { return op_; }
   const FlatView& view() const { return view_; }
-  const HostSubtrees& subtrees() const { return subtrees_; }
+  const HostSubtrees& subtrees() const { return *plan_.subtrees; }
+  const Doubling& doubling() const { return plan_.doubling; }
   size_t hosts() const { return hosts_; }
 
   Way way() const { return way_; }
@@ -75,7 +72,7 @@ class ReductionLayout {
   // f(index of the subtree, part, where it begins). Returns where the last one ends.
   template <class F>
   size_t for_each_value(size_t host, Range range, const F& f) const {
-    return for_each_value(subtrees_.by_host[host], range, f);
+    return for_each_value(subtrees().by_host[host], range, f);
   }
   template <class F>
   size_t for_each_value(std::span<const Subtree> subtrees, Range range, const F& f) const {
@@ -89,7 +86,7 @@ class ReductionLayout {
     return end;
   }
   size_t value_bytes(size_t host, Range range) const {
-    return value_bytes(subtrees_.by_host[host], range);
+    return value_bytes(subtrees().by_host[host], range);
   }
   size_t value_bytes(std::span<const Subtree> subtrees, Range range) const {
     return for_each_value(subtrees, range, [](size_t, const Part&, size_t) {});
@@ -115,7 +112,7 @@ class ReductionLayout {
   const ReduceOp op_;
   const FlatView view_;
   const size_t hosts_;
-  const HostSubtrees& subtrees_;
+  const ReductionPlan& plan_;
   Way way_;
   bool small_, told_;
   size_t slot_, block_;

@@ -13,7 +13,7 @@ class NetworkCollectives::Rounds {
       : channels_(all.channels_),
         topology_(all.topology_),
         layout_(layout),
-        plan_(layout.subtrees().doubling),
+        plan_(layout.doubling()),
         sums_(sums),
         received_(all.received_[0]),
         made_{&all.received_[1], &all.received_[2]} {}

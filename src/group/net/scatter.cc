@@ -16,7 +16,7 @@ void NetworkCollectives::scatter(const GroupCall& call) {
                       bytes);
   const auto target = [&](int) { return out; };
   if (!is_root(call)) return exchange(bytes, {}, part, {&call.root, 1}, target);
-  exchange(bytes, others_, part, {}, target);
+  exchange(bytes, others(), part, {}, target);
   copy_bytes(out, part(call.root), bytes);
 }
 

@@ -38,11 +38,13 @@ inline size_t size_in_bytes(const detail::Memory& memory) {
 class FlatView {
  public:
   FlatView(const LeafReduction& reduction, int rank, int ranks) : reduction_(reduction) {
-    std::vector<int> leaves(size_t(ranks), 0);
-    indices_.reserve(reduction.owners.size());
-    for (const int owner : reduction.owners) indices_.push_back(leaves[size_t(owner)]++);
-    most_leaves_ = size_t(*std::ranges::max_element(leaves));
-    mine_ = size_t(leaves[size_t(rank)]);
+    if (!is_one_each(reduction.owners, ranks)) {
+      std::vector<int> leaves(size_t(ranks), 0);
+      indices_.reserve(reduction.owners.size());
+      for (const int owner : reduction.owners) indices_.push_back(leaves[size_t(owner)]++);
+      most_leaves_ = size_t(*std::ranges::max_element(leaves));
+      mine_ = size_t(leaves[size_t(rank)]);
+    }
     starts_.reserve(reduction.pieces.size() + 1);
     size_t at = 0, widest = 1;
     for (const Piece& piece : reduction.pieces) {
@@ -64,7 +66,7 @@ class FlatView {
   size_t widest() const { return widest_; }    // bytes of results per byte, at most
   int owner(size_t leaf) const { return reduction_.owners[leaf]; }
   // Among the leaves of its owner.
-  size_t index_in_rank(size_t leaf) const { return size_t(indices_[leaf]); }
+  size_t index_in_rank(size_t leaf) const { return indices_.empty() ? 0 : size_t(indices_[leaf]); }
   size_t leaves() const { return reduction_.owners.size(); }
 
   struct Part {
@@ -131,8 +133,16 @@ class FlatView {
   }
 
  private:
+  // Whether each rank has a leaf, in their order.
+  static bool is_one_each(std::span<const int> owners, int ranks) {
+    if (owners.size() != size_t(ranks)) return false;
+    for (int i = 0; i < ranks; ++i)
+      if (owners[size_t(i)] != i) return false;
+    return true;
+  }
+
   const LeafReduction& reduction_;
-  std::vector<int> indices_;
+  std::vector<int> indices_;  // none if each rank has one leaf
   std::vector<size_t> starts_;
   size_t most_leaves_ = 1, mine_ = 1, outputs_ = 0, widest_ = 1;
   mutable std::vector<const void*> inputs_now_;

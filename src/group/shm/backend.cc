@@ -32,7 +32,9 @@ WindowBackend::WindowBackend(const char* name, HostPeers host_peers, std::vector
       host_peers_(std::move(host_peers)),
       ranks_(std::move(ranks)),
       subset_(std::make_unique<Subset>(host_peers_.memory, ranks_)),
-      window_(rank, blocks, std::make_shared<GroupMonitor>(host_peers_.monitor, ranks_)),
+      window_(rank, blocks,
+              std::make_shared<GroupMonitor>(host_peers_.monitor,
+                                             std::make_shared<const std::vector<int>>(ranks_))),
       algorithms_(window_, *subset_, host_peers_.costs) {}
 
 WindowBackend::~WindowBackend() = default;
