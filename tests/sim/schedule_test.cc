@@ -71,13 +71,15 @@ TEST_P(FoundSchedules, KeepTheFailureContract) {
 INSTANTIATE_TEST_SUITE_P(LateNews, FoundSchedules, ::testing::Values(244, 1105, 1137, 1464));
 // Ranks took one that had left for the culprit, and not the one that it left for.
 INSTANTIATE_TEST_SUITE_P(MaskedReason, FoundSchedules,
-                         ::testing::Values(179, 683, 804, 2091, 2270, 2337));
+                         ::testing::Values(179, 683, 804, 2091, 2270, 2337, 61010));
 // Ranks took one that had left for dead.
 INSTANTIATE_TEST_SUITE_P(TakenForDead, FoundSchedules,
                          ::testing::Values(103, 658, 741, 761, 10031));
 // Ranks accused one that waited itself; those on a host that could not send accused the others.
 INSTANTIATE_TEST_SUITE_P(WrongCulprit, FoundSchedules,
                          ::testing::Values(3477, 3778, 7610, 8307, 9404, 9549, 21928, 25397));
+// Ranks on a host that could not send took the probes of others for replies, and accused them.
+INSTANTIATE_TEST_SUITE_P(HeardButNotHearing, FoundSchedules, ::testing::Values(45785));
 
 TEST(FaultSchedules, SuspectTheOwnNetworkWhileAGroupIsMade) {
   const Schedule schedule{

@@ -207,7 +207,8 @@ void ControlPlane::take(int rank, Receiver& receiver) {
                       .culprit = frame.culprit,
                       .text = {frame.text, std::min<size_t>(frame.length, sizeof(frame.text))}};
   note(notice);
-  if (is_remote_(rank)) heard_ = Clock::now();
+  // Only a reply shows that this rank is heard, too.
+  if (notice.kind == Notice::Kind::reply && is_remote_(rank)) heard_ = Clock::now();
   if (notice.kind == Notice::Kind::probe) {
     send(rank, {.kind = Notice::Kind::reply});
   } else if (notice.kind == Notice::Kind::leaving && notice.group == 0) {
