@@ -274,6 +274,10 @@ class Judge {
       case Fault::Kind::kill_service:
         return text.find(service()) != text.npos &&
                (is_unavailable || (is_late && !story(rank).joined));
+      case Fault::Kind::suspend_service:
+        return text.find(service()) != text.npos &&
+               ((is_unavailable && f.lasts >= schedule_.heartbeat_timeout) ||
+                (is_late && !story(rank).joined));
       case Fault::Kind::suspend:
         // Its peers may have left when it comes back.
         if (f.rank == rank) return is_unavailable || is_late || code == ErrorCode::aborted;
@@ -417,6 +421,7 @@ class Judge {
     const bool is_served = std::ranges::none_of(lethal_, [&](size_t f) {
       const Fault& fault = faults()[f];
       return fault.kind == Fault::Kind::kill_service ||
+             fault.kind == Fault::Kind::suspend_service ||
              (fault.kind == Fault::Kind::suspend && fault.rank == 0 && schedule_.chief_serves);
     });
     for (const size_t f : lethal_) {
@@ -432,6 +437,10 @@ class Judge {
         case Fault::Kind::suspend:
           if ((is_served || lethal_.size() == 1) && is_member(fault.rank, rank, call.operation) &&
               fault.lasts > schedule_.heartbeat_timeout + 2s)
+            limit = std::min(limit, since + schedule_.heartbeat_timeout + 2s);
+          break;
+        case Fault::Kind::suspend_service:
+          if (fault.lasts > schedule_.heartbeat_timeout + 2s)
             limit = std::min(limit, since + schedule_.heartbeat_timeout + 2s);
           break;
         case Fault::Kind::kill_service:

@@ -217,7 +217,8 @@ class Drawing {
     } else if (kind < 30) {
       fault.kind = kill_service;
     } else if (kind < 44) {
-      fault.kind = suspend;
+      // Without a launcher rank 0 serves, which is suspended as any other.
+      fault.kind = kind < kSuspendService || schedule_.chief_serves ? suspend : suspend_service;
       draw_duration(fault);
     } else if (kind < 48) {
       fault.kind = suspend_all;
@@ -260,11 +261,11 @@ class Drawing {
       fault.kind = kill;
     // A process is suspended once: to resume it is to end all its suspensions.
     for (const Fault& other : schedule_.faults)
-      if ((fault.kind == suspend || fault.kind == suspend_all) &&
-          (other.kind == suspend || other.kind == suspend_all))
-        return;
+      if (fault.suspends() && other.suspends()) return;
     schedule_.faults.push_back(fault);
   }
+
+  static constexpr int64_t kSuspendService = 41;
 
   // Ranks notice that one has left out an operation if its next one is another.
   bool can_skip(size_t at) const {
@@ -318,6 +319,7 @@ std::string Operation::to_string() const {
 bool Fault::is_harmless() const {
   switch (kind) {
     case Kind::suspend:
+    case Kind::suspend_service:
     case Kind::cut_off:
     case Kind::mute:
     case Kind::deafen:
@@ -347,6 +349,7 @@ std::string Fault::to_string() const {
     case Kind::kill: return fmt::format("rank {} is killed {}", rank, when);
     case Kind::kill_service: return fmt::format("the process with the service is killed {}", when);
     case Kind::suspend: return fmt::format("rank {} is suspended {}{}", rank, when, long_);
+    case Kind::suspend_service: return fmt::format("the launcher is suspended {}{}", when, long_);
     case Kind::suspend_all: return fmt::format("all processes are suspended {}{}", when, long_);
     case Kind::cut_off: return fmt::format("host {} is cut off {}{}", host, when, long_);
     case Kind::mute: return fmt::format("nothing gets out of host {} {}{}", host, when, long_);

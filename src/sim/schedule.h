@@ -60,22 +60,23 @@ struct Operation {
 
 struct Fault {
   enum class Kind : uint8_t {
-    kill,          // `rank`
-    kill_service,  // the launcher; or rank 0, if that serves
-    suspend,       // `rank`
-    suspend_all,   // all ranks, and the launcher
-    cut_off,       // `host` from all others
-    mute,          // nothing gets from `host` to others
-    deafen,        // nothing gets to `host` from others
-    part,          // `host` and `other` from each other
-    slow,          // all that `host` sends and receives takes `factor` times as long
-    late,          // `rank` starts `after` the others
-    absent,        // `rank` never starts
-    mismatch,      // `rank` calls `instead`
-    skip,          // `rank` leaves out an operation
-    leave,         // `rank` ends its program
-    abort,         // `rank` aborts the group of all ranks
-    compute,       // `rank` computes for `after` before it calls the operation
+    kill,             // `rank`
+    kill_service,     // the launcher; or rank 0, if that serves
+    suspend,          // `rank`
+    suspend_service,  // the launcher alone
+    suspend_all,      // all ranks, and the launcher
+    cut_off,          // `host` from all others
+    mute,             // nothing gets from `host` to others
+    deafen,           // nothing gets to `host` from others
+    part,             // `host` and `other` from each other
+    slow,             // all that `host` sends and receives takes `factor` times as long
+    late,             // `rank` starts `after` the others
+    absent,           // `rank` never starts
+    mismatch,         // `rank` calls `instead`
+    skip,             // `rank` leaves out an operation
+    leave,            // `rank` ends its program
+    abort,            // `rank` aborts the group of all ranks
+    compute,          // `rank` computes for `after` before it calls the operation
   };
   Kind kind = Kind::kill;
   int rank = 0, host = 0, other = 0;
@@ -87,6 +88,9 @@ struct Fault {
   double factor = 1;
   Operation instead = {};
 
+  bool suspends() const {
+    return kind == Kind::suspend || kind == Kind::suspend_service || kind == Kind::suspend_all;
+  }
   // Whether no rank may notice it but by the time that things take.
   bool is_harmless() const;
   std::string to_string() const;

@@ -272,6 +272,9 @@ class Player {
       case suspend:
         world_.suspend(process);
         return mend_later([this, process] { world_.resume(process); });
+      case suspend_service:
+        world_.suspend(job_.launcher());
+        return mend_later([this] { world_.resume(job_.launcher()); });
       case suspend_all: {
         const int all = job_.size() + (job_.launcher() < 0 ? 0 : 1);
         for (int p = 0; p < all; ++p) world_.suspend(p);
