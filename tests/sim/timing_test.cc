@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <bit>
+
 namespace tutti::sim {
 namespace {
 
@@ -37,8 +39,19 @@ TEST(Timing, OfASmallAllReduceIsOneMessageEachWay) {
   EXPECT_GT(timing.reserved, 2 * (32 << 10));
 }
 
+TEST(Timing, OfASmallAllReduceIsThatOfItsRounds) {
+  for (const int hosts : {3, 17, 64, 1000}) {
+    SCOPED_TRACE(hosts);
+    const int floor = std::bit_width(unsigned(hosts)) - 1;
+    const int rounds = std::has_single_bit(unsigned(hosts)) ? floor : floor + 2;
+    TimedJob job({.hosts = hosts, .costs = network()});
+    EXPECT_LE(job.time(Collective::all_reduce, 4).time, rounds * microseconds(12) * 115 / 100);
+    EXPECT_LE(job.time(Collective::all_reduce, 16 << 10).messages.most, rounds);
+  }
+}
+
 TEST(Timing, OfALargeAllReduceIsThatOfItsBytes) {
-  for (const int hosts : {3, 4, 8}) {
+  for (const int hosts : {3, 4, 8, 64}) {
     SCOPED_TRACE(hosts);
     TimedJob job({.hosts = hosts, .costs = network()});
     const double bytes = 64 << 20;

@@ -90,6 +90,30 @@ TEST_P(Ways, HaveTheBitsOfOneProcess) {
   for (const auto& outcome : outcomes) ASSERT_TRUE(outcome.ok()) << outcome.error;
 }
 
+// Ranks of many hosts show each other a block in pieces, and agree in rounds.
+TEST(ManyHosts, ReduceBlocksOfSeveralPieces) {
+  const std::vector<size_t> counts{300'001, 16, 400'000};
+  const auto value = [](int rank, size_t i) { return float((size_t(rank) * 7 + i) % 101); };
+  for (const auto& [hosts, per_host] : {std::pair(40, 2), {33, 3}}) {
+    const int ranks = hosts * per_host;
+    std::vector<float> expected(counts[2]);
+    for (size_t i = 0; i < expected.size(); ++i)
+      for (int rank = 0; rank < ranks; ++rank) expected[i] += value(rank, i);
+    const auto outcomes = Group::simulated(ranks, {.hosts = hosts}).run([&](const Group& group) {
+      std::vector<Tensor> data;
+      for (const size_t count : counts) {
+        data.push_back(Tensor::empty({int64_t(count)}, DType::float32));
+        for (size_t i = 0; i < count; ++i) data.back().span<float>()[i] = value(group.rank(), i);
+      }
+      group.all_reduce(data, ReduceOp::SUM);
+      for (const Tensor& tensor : data)
+        ASSERT_TRUE(std::ranges::equal(tensor.span<float>(),
+                                       std::span(expected).first(size_t(tensor.num_elements()))));
+    });
+    for (const auto& outcome : outcomes) ASSERT_TRUE(outcome.ok()) << outcome.error;
+  }
+}
+
 // What a rank has for another.
 float part_of(int from, int to, size_t i) { return float(from * 10'000 + to * 100) + float(i); }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions between hosts.
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -54,16 +55,18 @@ class NetworkCollectives::Reducer {
     // Block i sets out, while kLag others are on their way; then comes the sum of an earlier one,
     // and the end of one that is earlier still.
     for (size_t i = 0; i < blocks + kLag + 2; ++i) {
-      if (window_) {
-        if (i < blocks) show(i);
+      const size_t pieces = i < blocks ? layout_.pieces(i) : 0;
+      for (size_t p = 0; window_ && p < std::max(pieces, size_t{1}); ++p) {
+        if (p < pieces) show(layout_.piece(i, p));
         window_->next_phase();
-        if (i >= kLag + 2) take_results(i - kLag - 2);
+        if (p == 0 && i >= kLag + 2) take_results(i - kLag - 2);
+        if (p < pieces) make_values(i, layout_.piece(i, p));
       }
-      if (i < blocks) make_values(i);
       if (window_ && i < blocks) window_->next_phase();
+      if (!window_ && i < blocks) make_values(i, layout_.block(i));
       if (!leads_) continue;
       if (i < blocks) post(i);
-      if (i == 0) handshake_->finish();
+      if (i == 0) agree();
       if (i >= kLag && i - kLag < blocks) finish(i - kLag);
       if (i > kLag && i - kLag - 1 < blocks) {
         wait_for(i - kLag - 1);
@@ -71,6 +74,19 @@ class NetworkCollectives::Reducer {
       }
     }
     if (leads_) transfers_.wait_all();
+  }
+
+  // While the first block is on its way. Many hosts do so in rounds, with fewer messages.
+  void agree() {
+    if (handshake_)
+      handshake_->finish();
+    else
+      all_.meeting_.hold(nullptr, [](size_t) { return size_t{0}; });
+  }
+  bool agrees_in_rounds() const {
+    constexpr size_t kHidden = 4;  // greetings in the time of one, since data follows them
+    const size_t hosts = layout_.hosts(), greetings = (hosts - 1) / kHidden;
+    return shares_in_rounds({.hosts = hosts, .ranks = 1 + greetings, .most_told = kMostTold});
   }
 
   // Shows this rank's leaves, whole. Returns the bytes of it that each rank has at most.
@@ -142,28 +158,31 @@ class NetworkCollectives::Reducer {
     return staging_;
   }
 
-  void show(size_t i) {
-    const Range range = layout_.block(i);
-    layout_.view().copy_leaves(range.begin, range.end, window_->mine(kArea), layout_.block_bytes(),
-                               range.begin);
+  void show(Range piece) {
+    layout_.view().copy_leaves(piece.begin, piece.end, window_->mine(kArea), layout_.piece_bytes(),
+                               piece.begin);
   }
 
-  // The values of this host, for all shards of a block: this rank's share of the work.
-  void make_values(size_t i) {
-    const Shown shown{layout_.block(i).begin, layout_.block_bytes(), kArea};
+  // The values of this host for a piece of a block, in the messages of all shards that it is part
+  // of: this rank's share of the work.
+  void make_values(size_t i, Range piece) {
+    const Shown shown{piece.begin, layout_.piece_bytes(), kArea};
     const size_t worker = topology_.local_index(channels_.rank());
-    size_t at = 0;
     for (size_t h = 0; h < layout_.shards(); ++h) {
       const Range range = layout_.shard(i, h);
-      if (sums_.ready_value(range)) continue;
-      const Range mine = Layout::share(range, worker, topology_.local_ranks().size());
-      at += padded(sums_.make_values(range, mine, staged_values(i) + at, shown));
+      const Range now{std::max(range.begin, piece.begin), std::min(range.end, piece.end)};
+      if (now.begin >= now.end || sums_.ready_value(range)) continue;
+      const Range mine = Layout::share(now, worker, topology_.local_ranks().size());
+      sums_.make_values(range, mine, staged_for(i, h), shown);
     }
   }
 
   // The values of this host for a shard, once they are made.
   const std::byte* values_for(size_t i, size_t host) {
     if (const std::byte* const ready = sums_.ready_value(layout_.shard(i, host))) return ready;
+    return staged_for(i, host);
+  }
+  std::byte* staged_for(size_t i, size_t host) {
     return staged_values(i) + (layout_.is_whole() ? 0 : starts_of(i).values[host]);
   }
 
@@ -217,7 +236,7 @@ class NetworkCollectives::Reducer {
             transfers_.receive(leader, MessageKind::results, result_at(i, host), bytes));
     }
     if (layout_.is_told()) return tell_values();
-    if (i == 0) handshake_.emplace(channels_, leaders());
+    if (i == 0 && !agrees_in_rounds()) handshake_.emplace(channels_, leaders());
     for (const int leader : leaders()) {
       const size_t host = host_of(leader);
       if (const size_t bytes = layout_.value_bytes(me_, layout_.shard(i, host)))

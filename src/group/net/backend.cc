@@ -7,12 +7,12 @@ namespace tutti::group {
 
 namespace {
 
-size_t staging_bytes() { return 2 * kBlocks * kArea; }
+size_t staging_bytes(size_t hosts) { return 2 * kBlocks * staging_slot(hosts); }
 
 // After the blocks.
-Staging staging_in(const Blocks& blocks) {
+Staging staging_in(const Blocks& blocks, size_t hosts) {
   if (blocks.size() == 0) return {};
-  return {blocks.end(), blocks.end() + kBlocks * kArea};
+  return {blocks.end(), blocks.end() + kBlocks * staging_slot(hosts)};
 }
 
 int index_of(const std::vector<int>& ranks, int rank) {
@@ -59,7 +59,8 @@ NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job,
   introduction_ = {0, job_->control->new_group_id()};
   const int here = int(topology_.local_ranks().size());
   if (here == 1 || !topology_.leads()) return;
-  const Blocks blocks = host_peers.blocks->make(*host_peers.memory, here, staging_bytes());
+  const Blocks blocks = host_peers.blocks->make(*host_peers.memory, here,
+                                                staging_bytes(topology_.hosts.size()));
   introduction_.blocks = host_peers.memory->position(blocks.begin(), 1);
 }
 
@@ -81,8 +82,8 @@ NetworkBackend::NetworkBackend(const Plan& plan, uint32_t id, const Blocks& bloc
       channels_({ranks(), topology_.rank, id, topology_.host_of}, job_->control,
                 std::make_shared<GroupMonitor>(std::make_shared<JobMonitor>(job_), shared_ranks()),
                 window_ ? &*window_ : nullptr, latch_),
-      algorithms_(channels_, topology_, window_ ? &*window_ : nullptr, staging_in(blocks),
-                  job_->costs) {}
+      algorithms_(channels_, topology_, window_ ? &*window_ : nullptr,
+                  staging_in(blocks, topology_.hosts.size()), job_->costs) {}
 
 FailureLatch& NetworkBackend::connect_host(const Blocks& blocks) {
   if (blocks.size() == 0) {
@@ -151,7 +152,7 @@ size_t NetworkBackend::reserved() const {
   size_t block = 0;
   if (window_)
     block = Blocks::bytes(window_->size()) / size_t(window_->size()) +
-            (topology_.leads() ? staging_bytes() : 0);
+            (topology_.leads() ? staging_bytes(topology_.hosts.size()) : 0);
   return block + job_->control->reserved() + channels_.reserved() + algorithms_.reserved();
 }
 

@@ -15,6 +15,10 @@ namespace {
 
 // The most that a block may take, in bytes.
 constexpr size_t kMostStaged = 4 << 20;
+// However many hosts there are, a shard has this: a message of less takes longer than its bytes.
+constexpr size_t kLeastOfMany = 32 << 10;
+// But this much is all that is staged between hosts with several ranks.
+constexpr size_t kMostShared = 16 << 20;
 
 }  // namespace
 
@@ -25,6 +29,8 @@ void ReductionPlan::update(std::span<const int> owners, const GroupTopology& top
   if (const size_t leaves = now->leaves_per_host)
     doubling = doubling_of(topology.my_host(), int(topology.hosts.size()), leaves);
 }
+
+size_t staging_slot(size_t hosts) { return std::clamp(hosts * kLeastOfMany, kArea, kMostShared); }
 
 ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopology& topology,
                                  ReductionPlan& plan, const Costs& costs)
@@ -53,13 +59,17 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
                      .sums_apart = !single},
                     costs);
   small_ = is_whole() && view_.bytes() * std::max(values, view_.most_leaves()) <= kSmall;
-  slot_ = shared ? kArea : std::min(hosts_ * kArea, kMostStaged);
-  const size_t block =
-      choose_block({.hosts = hosts_, .bytes = view_.bytes(), .room = slot_ / most});
-  block_ = std::max(block / kAlign, size_t{1}) * kAlign;
-  if (block_ * most > slot_)
+  slot_ = shared ? staging_slot(hosts_)
+                 : std::min(hosts_ * kArea, std::max(kMostStaged, hosts_ * kLeastOfMany));
+  const size_t shown = shared ? view_.most_leaves() : 1;
+  const size_t staged = std::max(values, view_.widest());
+  const auto aligned = [](size_t bytes) { return std::max(bytes / kAlign, size_t{1}) * kAlign; };
+  block_ = aligned(choose_block({.hosts = hosts_, .bytes = view_.bytes(), .room = slot_ / staged}));
+  piece_ = shared ? std::min(block_, aligned(kArea / shown)) : block_;
+  if (block_ * staged > slot_ || (shared && piece_ * shown > kArea))
     throw UnimplementedError(
-        fmt::format("all_reduce: {} values of each element on one host are too many", most));
+        fmt::format("all_reduce: {} values of each element on one host are too many",
+                    std::max(staged, shown)));
   const Range first = shard(0, 0);  // as long as any other
   told_ = blocks() == 1 && (first.end - first.begin) * values <= kMostTold;
 }

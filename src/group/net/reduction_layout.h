@@ -27,6 +27,9 @@ struct ReductionPlan {
   Doubling doubling;  // of this host, if all have as many leaves, one host's after the other's
 };
 
+// Bytes that hosts with several ranks stage of a block's values, or of its results, at most.
+size_t staging_slot(size_t hosts);
+
 // The same on all ranks.
 class ReductionLayout {
  public:
@@ -54,9 +57,15 @@ class ReductionLayout {
   bool is_told() const { return told_; }
   // Bytes that the values of a block, or its results, take at most.
   size_t slot() const { return slot_; }
-  size_t block_bytes() const { return block_; }
   size_t blocks() const { return (view_.bytes() + block_ - 1) / block_; }
   Range block(size_t i) const { return {i * block_, std::min(view_.bytes(), (i + 1) * block_)}; }
+  // The ranks of a host show each other a block in pieces.
+  size_t piece_bytes() const { return piece_; }
+  size_t pieces(size_t i) const { return (block(i).end - block(i).begin + piece_ - 1) / piece_; }
+  Range piece(size_t i, size_t p) const {
+    const size_t begin = i * block_ + p * piece_;
+    return {begin, std::min(block(i).end, begin + piece_)};
+  }
   size_t shards() const { return is_whole() ? 1 : hosts_; }
   Range shard(size_t i, size_t host) const {
     return is_whole() ? block(i) : share(block(i), host, hosts_);
@@ -115,7 +124,7 @@ class ReductionLayout {
   const ReductionPlan& plan_;
   Way way_;
   bool small_, told_;
-  size_t slot_, block_;
+  size_t slot_, block_, piece_;
 };
 
 }  // namespace tutti::group

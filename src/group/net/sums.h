@@ -40,7 +40,7 @@ class Sums {
       const DType dtype = part.piece.dtype;
       inputs_.clear();
       for (size_t leaf = subtree.first; leaf < subtree.first + subtree.leaves; ++leaf)
-        inputs_.push_back(leaf_at(leaf, part, shown) + (begin - part.at));
+        inputs_.push_back(leaf_at(leaf, part, shown, begin));
       sum_of(dtype).partial(
           inputs_,
           to + at + (begin - part.at) / size_of(dtype) * value_size(subtree, layout_.op(), dtype),
@@ -53,7 +53,7 @@ class Sums {
     const std::vector<Subtree>& subtrees = layout_.subtrees().by_host[host_];
     if (window_ || subtrees.size() != 1 || subtrees[0].leaves != 1) return nullptr;
     const auto part = layout_.only_part(range);
-    return part ? leaf_at(subtrees[0].first, *part, {}) : nullptr;
+    return part ? leaf_at(subtrees[0].first, *part, {}, part->at) : nullptr;
   }
 
   // `from`: the messages of all hosts.
@@ -117,13 +117,15 @@ class Sums {
     for (size_t at = part; at < known.at.size(); at += known.parts())
       inputs_.push_back(known.at[at]);
   }
-  // A leaf's data in this process's reach: its own, or what is shown in the window.
-  const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown) const {
+  // A leaf's data from byte `at` of the view on, in this process's reach: its own, or what is shown
+  // in the window.
+  const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown, size_t at) const {
     const FlatView& view = layout_.view();
-    if (!window_) return bytes_of(part.piece.inputs[view.index_in_rank(leaf)]) + part.first;
+    if (!window_)
+      return bytes_of(part.piece.inputs[view.index_in_rank(leaf)]) + part.first + (at - part.at);
     const int local = int(topology_.local_index(view.owner(leaf)));
     return window_->shown(local, shown.bytes) + view.index_in_rank(leaf) * shown.stride +
-           (part.at - shown.base);
+           (at - shown.base);
   }
   TreeSum& sum_of(DType dtype) {
     const auto found = sums_.find(dtype);
