@@ -23,9 +23,8 @@ class Machine final : public Site {
     const RegisteredTransport* const named = find_transport(base::settings().backend);
     const RegisteredTransport* const expected = named ? named : preferred_;
     const int for_peers = expected ? expected->kind.files_for(boot.size() - 1) : 0;
-    expect_descriptors(kToJoin + kToConnect + for_peers +
-                           (boot.membership.serves ? boot.size() + 1 : 0),
-                       boot);
+    expect_descriptors(
+        kToJoin + kToConnect + for_peers + (boot.membership.serves ? boot.size() + 1 : 0), boot);
     return join_service(boot);
   }
 

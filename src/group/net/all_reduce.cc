@@ -86,7 +86,11 @@ class NetworkCollectives::Reducer {
   bool agrees_in_rounds() const {
     constexpr size_t kHidden = 4;  // greetings in the time of one, since data follows them
     const size_t hosts = layout_.hosts(), greetings = (hosts - 1) / kHidden;
-    return shares_in_rounds({.hosts = hosts, .ranks = 1 + greetings, .most_told = kMostTold});
+    return choose_way_of_parts({.kind = Collective::barrier,
+                                .hosts = hosts,
+                                .ranks = 1 + greetings,
+                                .most_told = kMostTold},
+                               all_.costs_) == Way::rounds;
   }
 
   // Shows this rank's leaves, whole. Returns the bytes of it that each rank has at most.

@@ -59,8 +59,8 @@ NetworkBackend::Plan::Plan(std::shared_ptr<const JobTopology> job,
   introduction_ = {0, job_->control->new_group_id()};
   const int here = int(topology_.local_ranks().size());
   if (here == 1 || !topology_.leads()) return;
-  const Blocks blocks = host_peers.blocks->make(*host_peers.memory, here,
-                                                staging_bytes(topology_.hosts.size()));
+  const Blocks blocks =
+      host_peers.blocks->make(*host_peers.memory, here, staging_bytes(topology_.hosts.size()));
   introduction_.blocks = host_peers.memory->position(blocks.begin(), 1);
 }
 

@@ -67,9 +67,8 @@ ReductionLayout::ReductionLayout(const LeafReduction& reduction, const GroupTopo
   block_ = aligned(choose_block({.hosts = hosts_, .bytes = view_.bytes(), .room = slot_ / staged}));
   piece_ = shared ? std::min(block_, aligned(kArea / shown)) : block_;
   if (block_ * staged > slot_ || (shared && piece_ * shown > kArea))
-    throw UnimplementedError(
-        fmt::format("all_reduce: {} values of each element on one host are too many",
-                    std::max(staged, shown)));
+    throw UnimplementedError(fmt::format(
+        "all_reduce: {} values of each element on one host are too many", std::max(staged, shown)));
   const Range first = shard(0, 0);  // as long as any other
   told_ = blocks() == 1 && (first.end - first.begin) * values <= kMostTold;
 }
