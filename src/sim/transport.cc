@@ -43,21 +43,21 @@ class SimulatedTransport final : public Transport {
       : fabric_(fabric), world_(fabric.world_), rank_(rank) {}
   ~SimulatedTransport() override {
     fabric_.open_[size_t(rank_)] = nullptr;
+    fabric_.closed_[size_t(rank_)] = true;
     int receives = 0;
     for (const auto& [rank, peer] : peers_)
       for (const Item* item = peer.receives; item; item = item->next) ++receives;
     if (receives || unsent_)
       fabric_.leaks_.push_back(
           fmt::format("rank {} leaves {} receives and {} sends behind", rank_, receives, unsent_));
-    // The others' connections end after what was sent before.
-    for (int peer = 0; peer < fabric_.size() && !world_.is_over(); ++peer) hang_up(peer);
+    hang_up();
   }
 
   const char* name() const override { return "simulated"; }
 
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
     if (world_.is_over()) return nullptr;
-    Peer& peer = peers_[to];
+    Peer& peer = connected(to);
     if (peer.is_lost) return messages_.make({.peer = to, .state = State::failed});
     peer.is_used = true;
     Envelope envelope{uint32_t(tag), bytes, {}, nullptr};
@@ -72,8 +72,7 @@ class SimulatedTransport final : public Transport {
     if (waits) ++unsent_;
     world_.send(fabric_.process_of(rank_), fabric_.process_of(to), bytes + kHead,
                 [fabric = &fabric_, from = rank_, to, envelope = std::move(envelope)]() mutable {
-                  // A rank that has not come yet is there when it is sent to: ranks connect first.
-                  if (SimulatedTransport* const there = fabric->open_[size_t(to)])
+                  if (SimulatedTransport* const there = fabric->answer(to, from))
                     there->take(from, std::move(envelope));
                 });
     return waits;
@@ -81,7 +80,8 @@ class SimulatedTransport final : public Transport {
 
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
     Item wanted{.data = data, .bytes = bytes, .peer = from, .tag = uint32_t(tag)};
-    Peer& peer = peers_[from];
+    call(from);
+    Peer& peer = connected(from);
     const auto early = std::ranges::find(peer.early, wanted.tag, &Envelope::tag);
     if (early != peer.early.end()) {
       fill(wanted, *early);
@@ -135,7 +135,7 @@ class SimulatedTransport final : public Transport {
 
   // The peer's end of the connection is gone.
   void lose(int from) {
-    Peer& peer = peers_[from];
+    Peer& peer = connected(from);
     if (std::exchange(peer.is_lost, true)) return;
     for (Item* item = peer.receives; item; item = item->next) item->state = State::failed;
     peer.receives = nullptr;
@@ -146,14 +146,13 @@ class SimulatedTransport final : public Transport {
     for (auto& [rank, peer] : peers_) count += std::exchange(peer.is_used, false);
     return count;
   }
-  // Tells a peer that this end is gone.
-  void hang_up(int peer) {
-    if (peer == rank_) return;
-    world_.send(fabric_.process_of(rank_), fabric_.process_of(peer), 0,
-                [fabric = &fabric_, from = rank_, peer] {
-                  if (SimulatedTransport* const there = fabric->open_[size_t(peer)])
-                    there->lose(from);
-                });
+  bool connects_on_demand() const override { return true; }
+  std::vector<Connection> new_connections() override { return std::exchange(new_, {}); }
+
+  // Its connections end, after what was sent before.
+  void hang_up() {
+    if (world_.is_over()) return;
+    for (const auto& [rank, peer] : peers_) fabric_.hang_up(rank_, rank);
   }
 
  private:
@@ -183,6 +182,22 @@ class SimulatedTransport final : public Transport {
 
   static Item* own(Message* message) { return static_cast<Item*>(message); }
 
+  Peer& connected(int rank) {
+    const auto [found, is_new] = peers_.try_emplace(rank);
+    if (is_new) new_.push_back({rank, -1});
+    return found->second;
+  }
+  // A rank that waits for a message connects, too. Times are predicted for ranks that are
+  // connected.
+  void call(int rank) {
+    if (!moves_data_ || world_.is_over() || peers_.contains(rank)) return;
+    world_.send(fabric_.process_of(rank_), fabric_.process_of(rank), 0,
+                [fabric = &fabric_, from = rank_, rank] {
+                  if (SimulatedTransport* const there = fabric->answer(rank, from))
+                    there->connected(from);
+                });
+  }
+
   static Item** end_of(Peer& peer) {
     Item** at = &peer.receives;
     while (*at) at = &(*at)->next;
@@ -204,7 +219,7 @@ class SimulatedTransport final : public Transport {
     if (envelope.sender)
       if (SimulatedTransport* const sender = fabric_.open_[size_t(from)])
         sender->arrived(envelope.sender);
-    Peer& peer = peers_[from];
+    Peer& peer = connected(from);
     peer.is_used = true;
     Item* item = peer.receives;
     while (item && item->tag != envelope.tag) item = item->next;
@@ -228,20 +243,36 @@ class SimulatedTransport final : public Transport {
   const int rank_;
   const bool moves_data_ = world_.moves_data();
   std::unordered_map<int, Peer> peers_;  // those that there was something with
+  std::vector<Connection> new_;
   group::Pool<Item> messages_;
   std::vector<Item*> cancelled_;  // that still are on their way
   int unsent_ = 0;
 };
 
 Fabric::Fabric(World& world, std::vector<int> processes)
-    : world_(world), processes_(std::move(processes)), open_(processes_.size()) {
+    : world_(world),
+      processes_(std::move(processes)),
+      open_(processes_.size()),
+      closed_(processes_.size()) {
   // The system of a host closes the connections of a process that died.
   world_.on_death([this](int process) {
     const auto found = std::ranges::find(processes_, process);
     if (found == processes_.end()) return;
     const size_t rank = size_t(found - processes_.begin());
-    if (SimulatedTransport* const transport = open_[rank])
-      for (int peer = 0; peer < size(); ++peer) transport->hang_up(peer);
+    if (SimulatedTransport* const transport = open_[rank]) transport->hang_up();
+    closed_[rank] = true;
+  });
+}
+
+SimulatedTransport* Fabric::answer(int rank, int caller) {
+  if (!closed_[size_t(rank)]) return open_[size_t(rank)];
+  hang_up(rank, caller);
+  return nullptr;
+}
+
+void Fabric::hang_up(int rank, int peer) {
+  world_.send(process_of(rank), process_of(peer), 0, [this, rank, peer] {
+    if (SimulatedTransport* const there = open_[size_t(peer)]) there->lose(rank);
   });
 }
 

@@ -32,9 +32,15 @@ class Fabric {
  private:
   friend class SimulatedTransport;
 
+  // The transport of a rank. If it is closed, the caller is told.
+  SimulatedTransport* answer(int rank, int caller);
+  // Ends the connection of a rank to a peer.
+  void hang_up(int rank, int peer);
+
   World& world_;
   const std::vector<int> processes_;
   std::vector<SimulatedTransport*> open_;  // by rank; null: not yet, or not any more
+  std::vector<bool> closed_;               // by rank: it has left, or died
   std::vector<std::string> leaks_;
 };
 
