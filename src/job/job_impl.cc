@@ -217,8 +217,10 @@ JobLayout Job::layout() {
 void Job::leave() {
   bool complete = !link_->alarm().load();
   if (topology_) {
-    stop_progress();
+    // Meanwhile progress goes on: ranks that connect now hear that this one has left.
     complete = leave_network(*topology_->control, *link_);
+    stop_progress();
+    topology_->control->close();
   }
   leave_service(boot_, *link_, complete);
   if (boot_.rendezvous && !link_->alarm().load()) boot_.rendezvous->finalize();

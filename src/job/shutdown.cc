@@ -15,11 +15,11 @@ void wait_for_all(Link& link) {
   }
 }
 
-void linger(Transport& transport, std::chrono::nanoseconds time) {
+void linger(ControlPlane& control, std::chrono::nanoseconds time) {
   const auto until = base::Clock::now() + time;
   for (auto now = until - time; now < until; now = base::Clock::now()) {
-    transport.sleep(nullptr, until - now);
-    transport.progress();
+    control.transport().sleep(nullptr, until - now);
+    control.pump();
   }
 }
 
@@ -34,9 +34,8 @@ bool leave_network(ControlPlane& control, Link& link) {
   if (complete)
     wait_for_all(link);
   else if (control.misses_a_rank())
-    linger(control.transport(), timing::kLastNotices);
+    linger(control, timing::kLastNotices);
   control.pump();  // the last notices of the others
-  control.close();
   return complete;
 }
 

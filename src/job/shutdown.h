@@ -8,8 +8,8 @@
 
 namespace tutti::group {
 
-// Says goodbye to the ranks on other hosts. Whether the job is complete: it has not failed, and no
-// rank was waited for in vain.
+// Says goodbye to the ranks on other hosts, and stays a moment for those that connect to hear it.
+// Whether the job is complete: it has not failed, and no rank was waited for in vain.
 bool leave_network(ControlPlane& control, Link& link);
 
 // Says goodbye to the service. The process that runs it stays for the others: up to 5 s for those

@@ -146,6 +146,9 @@ class SimulatedTransport final : public Transport {
     for (auto& [rank, peer] : peers_) count += std::exchange(peer.is_used, false);
     return count;
   }
+  // Whether it has a connection to a rank, or asked for one.
+  bool calls(int rank) const { return peers_.contains(rank); }
+
   bool connects_on_demand() const override { return true; }
   std::vector<Connection> new_connections() override { return std::exchange(new_, {}); }
 
@@ -256,12 +259,23 @@ Fabric::Fabric(World& world, std::vector<int> processes)
       closed_(processes_.size()) {
   // The system of a host closes the connections of a process that died.
   world_.on_death([this](int process) {
-    const auto found = std::ranges::find(processes_, process);
-    if (found == processes_.end()) return;
-    const size_t rank = size_t(found - processes_.begin());
-    if (SimulatedTransport* const transport = open_[rank]) transport->hang_up();
-    closed_[rank] = true;
+    const int rank = rank_of(process);
+    if (rank < 0) return;
+    if (SimulatedTransport* const transport = open_[size_t(rank)]) transport->hang_up();
+    closed_[size_t(rank)] = true;
   });
+  // And refuses to connect to it.
+  world_.on_refusal([this](int from, int to) {
+    const int caller = rank_of(from), rank = rank_of(to);
+    if (caller < 0 || rank < 0) return;
+    if (SimulatedTransport* const transport = open_[size_t(caller)])
+      if (transport->calls(rank)) hang_up(rank, caller);
+  });
+}
+
+int Fabric::rank_of(int process) const {
+  const auto found = std::ranges::find(processes_, process);
+  return found == processes_.end() ? -1 : int(found - processes_.begin());
 }
 
 SimulatedTransport* Fabric::answer(int rank, int caller) {

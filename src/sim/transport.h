@@ -32,6 +32,7 @@ class Fabric {
  private:
   friend class SimulatedTransport;
 
+  int rank_of(int process) const;  // -1: it is none
   // The transport of a rank. If it is closed, the caller is told.
   SimulatedTransport* answer(int rank, int caller);
   // Ends the connection of a rank to a peer.

@@ -298,7 +298,10 @@ void World::deliver(Message& message) {
   const Message arrived = std::exchange(message, {});
   messages_.drop(&message);
   Process& receiver = processes_[size_t(arrived.to)];
-  if (!receiver.alive) return;
+  if (!receiver.alive) {
+    if (on_refusal_) on_refusal_(arrived.from, arrived.to);
+    return;
+  }
   note(uint64_t(arrived.to));
   // The receiver has copied what came before, unless it was busy.
   const nanoseconds copying = whole(double(arrived.bytes) * options_.costs.copy * contention_);

@@ -76,6 +76,8 @@ class World final : public base::World {
   bool is_suspended(int process) const { return processes_[size_t(process)].suspended; }
   // Called when a process dies.
   void on_death(std::function<void(int process)> heard) { on_death_.push_back(std::move(heard)); }
+  // Called when a message comes for a process that is dead.
+  void on_refusal(std::function<void(int from, int to)> heard) { on_refusal_ = std::move(heard); }
   // Messages from one host to another wait while this says so; see `release`.
   void on_route(std::function<bool(int from, int to)> is_cut) { is_cut_ = std::move(is_cut); }
   // Sends what waited on its way, as far as it is not cut any more.
@@ -185,6 +187,7 @@ class World final : public base::World {
   group::Pool<Message> messages_;
   std::vector<Message> held_;
   std::vector<std::function<void(int)>> on_death_;
+  std::function<void(int, int)> on_refusal_;
   std::function<bool(int, int)> is_cut_;
   uint64_t hash_;
   std::string trace_;

@@ -151,7 +151,9 @@ void ControlPlane::send_to_all(std::span<const int> ranks, const Notice& notice)
 void ControlPlane::leave() {
   std::lock_guard lock(mutex_);
   take_connections();
-  for (const auto& [rank, receiver] : receivers_) send(rank, {.kind = Notice::Kind::leaving});
+  const Notice notice{.kind = Notice::Kind::leaving};
+  for (const auto& [rank, receiver] : receivers_) send(rank, notice);
+  if (transport_->connects_on_demand()) kept_.push_back(notice);
 }
 
 bool ControlPlane::has_left(int rank) const {
