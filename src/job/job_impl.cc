@@ -109,7 +109,8 @@ void Job::make_progress() {
     lock.unlock();
     control.pump();
     control.warn_of_strangers();
-    if (link_->get()->silence().count()) control.probe();
+    const std::shared_ptr<Coordination> link = link_->get();  // null: this rank has left it
+    if (link && link->silence().count()) control.probe();
     lock.lock();
   }
 }
@@ -216,13 +217,12 @@ JobLayout Job::layout() {
 
 void Job::leave() {
   bool complete = !link_->alarm().load();
+  if (topology_) complete = leave_network(*topology_->control, *link_);
+  leave_service(boot_, *link_, complete);
   if (topology_) {
-    // Meanwhile progress goes on: ranks that connect now hear that this one has left.
-    complete = leave_network(*topology_->control, *link_);
-    stop_progress();
+    stop_progress();  // only now: ranks that connected meanwhile heard that this one has left
     topology_->control->close();
   }
-  leave_service(boot_, *link_, complete);
   if (boot_.rendezvous && !link_->alarm().load()) boot_.rendezvous->finalize();
 }
 
