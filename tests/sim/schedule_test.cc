@@ -78,6 +78,9 @@ INSTANTIATE_TEST_SUITE_P(TakenForDead, FoundSchedules,
 // Ranks accused one that waited itself; those on a host that could not send accused the others.
 INSTANTIATE_TEST_SUITE_P(WrongCulprit, FoundSchedules,
                          ::testing::Values(3477, 3778, 7610, 8307, 9404, 9549, 21928, 25397));
+// A rank that had left made no progress, so that ranks that connected to it did not hear that.
+INSTANTIATE_TEST_SUITE_P(ConnectedTooLate, FoundSchedules,
+                         ::testing::Values(170, 2012, 2044, 12682, 19837, 19968));
 // Ranks on a host that could not send took the probes of others for replies, and accused them.
 INSTANTIATE_TEST_SUITE_P(HeardButNotHearing, FoundSchedules, ::testing::Values(45785));
 

@@ -207,7 +207,7 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
       next = now + timing::kPoll;
     }
     transport_.sleep(message, timing::kPoll);
-    control_->pump();
+    transport_.progress();
     if (over(transport_.test(message))) return;
   }
 }
