@@ -29,7 +29,7 @@ struct Module {
   const char* name;
   const char* purpose;
   const char* library;  // the Debian package that it needs to be loaded
-  const char* headers;  // the ones that it needs to be built; empty: none
+  const char* headers;  // the ones that it needs to be built
   std::function<void()> load;
 };
 
@@ -75,9 +75,7 @@ std::string why_off(const Module& module) {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     if (what.find(fmt::format("libtutti_{}.so: cannot open", module.name)) != std::string::npos)
-      return *module.headers
-                 ? fmt::format("this Tutti was built without it; to build it: {}", module.headers)
-                 : "it is missing, although every Tutti is built with it; install Tutti again";
+      return fmt::format("this Tutti was built without it; to build it: {}", module.headers);
     return fmt::format("{} (it needs {})", what, module.library);
   }
 }

@@ -145,8 +145,6 @@ struct Request {
   bool json = false;
 
   int ranks() const { return job.hosts * job.ranks_per_host; }
-  // That each rank opens, today: one to every other.
-  int connections() const { return job.hosts > 1 ? ranks() - 1 : 0; }
   std::string hosts_text() const {
     return job.ranks_per_host == 1
                ? fmt::format("{:>4} hosts", job.hosts)
@@ -173,23 +171,21 @@ void print_row(const Timing& timing) {
 }
 
 std::string to_json(const Request& request, const Timing& timing) {
-  return nlohmann::ordered_json{
-      {"library", "Tutti, simulated"},
-      {"op", request.given.op},
-      {"dtype", "float32"},
-      {"hosts", request.job.hosts},
-      {"ranks_per_host", request.job.ranks_per_host},
-      {"ranks", request.ranks()},
-      {"bytes", timing.bytes},
-      {"median_us", double(timing.time.count()) / 1e3},
-      {"calls", timing.calls},
-      {"host_messages_mean", timing.messages.mean},
-      {"host_messages_most", timing.messages.most},
-      {"host_bytes_mean", timing.sent.mean},
-      {"host_bytes_most", timing.sent.most},
-      {"rank_connections_used", timing.connections},
-      {"rank_connections_open", request.job.hosts > 1 ? request.ranks() - 1 : 0},
-      {"rank_bytes_reserved", timing.reserved}}
+  return nlohmann::ordered_json{{"library", "Tutti, simulated"},
+                                {"op", request.given.op},
+                                {"dtype", "float32"},
+                                {"hosts", request.job.hosts},
+                                {"ranks_per_host", request.job.ranks_per_host},
+                                {"ranks", request.ranks()},
+                                {"bytes", timing.bytes},
+                                {"median_us", double(timing.time.count()) / 1e3},
+                                {"calls", timing.calls},
+                                {"host_messages_mean", timing.messages.mean},
+                                {"host_messages_most", timing.messages.most},
+                                {"host_bytes_mean", timing.sent.mean},
+                                {"host_bytes_most", timing.sent.most},
+                                {"rank_connections", timing.connections},
+                                {"rank_bytes_reserved", timing.reserved}}
       .dump();
 }
 
@@ -232,8 +228,7 @@ void simulate_one(Request& request, Progress& progress, std::vector<Measurement>
                         .median_us = double(timing.time.count()) / 1e3});
   }
   if (request.json) return;
-  fmt::print("Memory that a rank reserves: up to {}. Connections that it opens: {}.\n",
-             bytes_text(double(reserved)), request.connections());
+  fmt::print("Memory that a rank reserves: up to {}.\n", bytes_text(double(reserved)));
 }
 
 }  // namespace

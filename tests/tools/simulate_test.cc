@@ -39,8 +39,7 @@ TEST(Simulate, PredictsTheTimeOfEverySize) {
   EXPECT_EQ(all[0]["host_messages_most"], 1.0);
   EXPECT_EQ(all[0]["host_bytes_mean"], 148.0);
   EXPECT_EQ(all[0]["host_bytes_most"], 148.0);
-  EXPECT_EQ(all[0]["rank_connections_used"], 1);
-  EXPECT_EQ(all[0]["rank_connections_open"], 1);
+  EXPECT_EQ(all[0]["rank_connections"], 1);
   EXPECT_GT(all[0]["rank_bytes_reserved"], 65536);
   EXPECT_EQ(all[7]["bytes"], 64 << 10);
   for (size_t i = 1; i < all.size(); ++i)
@@ -64,7 +63,7 @@ TEST(Simulate, GivesATableThatFitsATerminal) {
   EXPECT_EQ(lines.size(), 2 * (4 + 9 + 1) + 1) << tool.out();
   EXPECT_THAT(tool.out(), HasSubstr("all_gather of float32, simulated; hosts: 2, ranks: 6"));
   EXPECT_THAT(tool.out(), HasSubstr("all_gather of float32, simulated; hosts: 4, ranks: 12"));
-  EXPECT_THAT(tool.out(), HasSubstr("Connections that it opens: 11."));
+  EXPECT_THAT(tool.out(), HasSubstr("Memory that a rank reserves: up to"));
   for (const std::string& line : lines) EXPECT_LE(line.size(), 80) << line;
 }
 

@@ -81,6 +81,9 @@ constexpr nanoseconds kLongYield = microseconds(500);
 constexpr nanoseconds kNoYield = milliseconds(1);
 constexpr nanoseconds kLongestNoYield = milliseconds(128);
 
+// A thread that slept for less than this should have looked longer instead.
+constexpr nanoseconds kShortSleep = milliseconds(4);
+
 static_assert(kGpuPoll <= kPoll && kPoll < base::RunningTime::kLook);
 static_assert(kPoll < kReason && kReason < kSlackBetweenHosts);
 static_assert(2 * kSlackBetweenHosts <= kSlackBehindAnother);

@@ -23,7 +23,7 @@ size_t PeerChannels::PeerStates::count_greetings() const {
 }
 
 size_t PeerChannels::reserved() const {
-  return 2 * peer_states_.count_greetings() * greeting_stride_;
+  return 2 * peer_states_.count_greetings() * kGreetingBytes;
 }
 
 uint64_t PeerChannels::operation_of(int peer) const {

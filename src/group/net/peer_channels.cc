@@ -191,10 +191,13 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
                     wait.during(), liveness_.name(wait.peer)));
   };
   // With a core for every rank, a message under way is worth a millisecond or two of looking.
-  // Still, the rank that is waited for may be on this core.
-  for (int i = base::world() ? 19 : crowded_ ? 0 : -80; i < 20; ++i) {
+  // Still, the rank that is waited for, or a thread that computes, may be on this core.
+  for (int i = base::world() ? 99 : crowded_ ? 80 : 0; i < 100; ++i) {
     if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
-    if ((crowded_ || i >= 10) && !base::world()) sched_yield();
+    if (base::world() || (i < 5 && !crowded_)) continue;
+    const Clock::time_point before = Clock::now();
+    sched_yield();
+    if (!crowded_ && Clock::now() - before > timing::kLongYield) break;
   }
   wait.state.lost.reset();
   wait.state.deadline.start();

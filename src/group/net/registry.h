@@ -18,10 +18,10 @@ struct TransportKind {
     const char* name;           // libtutti_<name>.so
     const char* launcher = "";  // if it serves this launcher's jobs only: "Open MPI"
     // For tutti info:
-    const char* ranks;         // which it connects
-    const char* purpose;       // of the module
-    const char* library;       // the Debian package that it needs to be loaded
-    const char* headers = "";  // those that it needs to be built; empty: none
+    const char* ranks;    // which it connects
+    const char* purpose;  // of the module
+    const char* library;  // the Debian package that it needs to be loaded
+    const char* headers;  // those that it needs to be built
   };
   std::span<const Module> modules;  // one, or one for each launcher
   const char* elsewhere = "";       // why a job of any other launcher cannot have it

@@ -51,6 +51,7 @@ Window::Window(int rank, Blocks blocks, std::shared_ptr<const PeerMonitor> peers
       wait_graph_(rank, blocks_),
       crowded_(liveness_.peers().crowded()),
       separate_processes_(liveness_.peers().separate_processes()),
+      least_looks_(2000 + 500 * blocks_.size()),
       unclaimed_(size_t(blocks_.size())) {
   latch_.on_set([this](const FailureLatch::Event&) {
     for (int r = 0; r < size(); ++r)
@@ -155,20 +156,46 @@ bool Window::yield_until(auto over) {
   return false;
 }
 
-void Window::await(Wait& wait) {
-  // With a core for every rank the other is on its way. Else it may need this core to get there.
-  // A pause takes longer than a line from another core, so the first looks go without. Sleepers are
-  // woken one after the other: ranks that look for less than that takes would sleep every time,
-  // once one of them was late.
-  if (!base::world()) {
-    for (int i = crowded_ ? 0 : 200; i > 0; --i)
-      if (wait.over()) return;
-    for (int i = crowded_ ? 50 : 2000 + 500 * size(); i > 0; --i) {
+// With a core for every rank the other is on its way. Else it may need this core to get there. A
+// pause takes longer than a line from another core, so the first looks go without.
+bool Window::look(const Wait& wait) {
+  constexpr int kFirst = 200, kBeforeYield = 2000, kCrowded = 50;
+  if (crowded_) {
+    for (int i = 0; i < kCrowded; ++i) {
       base::pause();
-      if (wait.over()) return;
+      if (wait.over()) return true;
     }
-    if (crowded_ && yield_until([&] { return wait.over(); })) return;
+    return yield_until([&] { return wait.over(); });
   }
+  for (int i = 0; i < kFirst; ++i)
+    if (wait.over()) return true;
+  const int looks = looks_.load(std::memory_order_relaxed);
+  for (int i = 0; i < looks; ++i) {
+    base::pause();
+    if (wait.over()) return true;
+    // Another thread may need this core: if it keeps it for long, this one rather sleeps.
+    if (i % kBeforeYield == kBeforeYield - 1) {
+      const Clock::time_point before = Clock::now();
+      sched_yield();
+      if (Clock::now() - before > timing::kLongYield) return wait.over();
+    }
+  }
+  return false;
+}
+
+// Sleepers are woken one after the other. Ranks that look for less than that takes would sleep
+// every time, once one of them was late: so a rank that slept for a short time looks longer.
+void Window::adapt_looks(nanoseconds slept) {
+  constexpr int kMostLooks = 1 << 16;
+  if (crowded_) return;
+  const int looks = looks_.load(std::memory_order_relaxed);
+  looks_.store(slept < timing::kShortSleep ? std::min(2 * looks, kMostLooks) : least_looks_,
+               std::memory_order_relaxed);
+}
+
+void Window::await(Wait& wait) {
+  if (!base::world() && look(wait)) return;
+  const Clock::time_point before = Clock::now();
   wait.deadline.start();
   const WaitGraph::Waiting waiting(wait_graph_, role_of(wait.what.kind), wait.peer);
   while (true) {
@@ -176,7 +203,7 @@ void Window::await(Wait& wait) {
     const uint32_t now = wait.word.load();
     if (!wait.over(now)) futex_wait(wait.word, now, separate_processes_);
     wait.sleepers.fetch_sub(1);
-    if (wait.over()) return;
+    if (wait.over()) return adapt_looks(Clock::now() - before);
     check_wait(wait);
   }
 }

@@ -97,6 +97,9 @@ class Window {
   [[noreturn]] void disagree(int other);
   std::string compare_lists(int other, const Description& theirs);
   void await(Wait& wait);
+  // Whether it was over before the thread should sleep.
+  bool look(const Wait& wait);
+  void adapt_looks(std::chrono::nanoseconds slept);
   bool yield_until(auto over);
   void check_wait(Wait& wait) const;
   void check_loss(const std::string& during, int rank) const;
@@ -110,6 +113,8 @@ class Window {
   std::function<void(Deadline&)> on_wait_;
   const bool crowded_;  // more ranks than cores
   const bool separate_processes_;
+  const int least_looks_;
+  std::atomic<int> looks_ = least_looks_;  // before a thread sleeps
   std::atomic<std::chrono::steady_clock::time_point> no_yield_before_{};
   std::atomic<std::chrono::nanoseconds> no_yield_for_{};  // the last time
   uint64_t number_ = 0;                                   // of the collective
