@@ -215,7 +215,7 @@ void measure(const Group& group, const BenchOptions& options,
   };
   // What is measured first should find connections and cores as warm as the rest does.
   std::vector<int64_t> cold{1};
-  for (const auto until = Clock::now() + std::chrono::milliseconds(50); cold[0];) {
+  for (const auto until = Clock::now() + std::chrono::milliseconds(300); cold[0];) {
     cold[0] = Clock::now() < until;
     group.all_reduce(cold, ReduceOp::MAX);
   }

@@ -75,7 +75,7 @@ void measure(Library& library, const Options& options) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t warm_up = 3;
   // What is measured first should find connections and cores as warm as the rest does.
-  const auto cold_until = Clock::now() + std::chrono::milliseconds(50);
+  const auto cold_until = Clock::now() + std::chrono::milliseconds(300);
   while (library.sum(Clock::now() < cold_until)) {
   }
   for (size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor) {

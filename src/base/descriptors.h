@@ -22,6 +22,7 @@ class Descriptor {
     if (fd_ >= 0) close(fd_);
   }
   int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
 
  private:

@@ -227,6 +227,23 @@ TEST(Tcp, RefusesASecondConnectionOfARank) {
   meet(ranks, 1, 0);
 }
 
+TEST(Tcp, TellsARankThatItsCallComesTooLate) {
+  std::string gone;
+  { gone = open()->address(); }
+  std::vector<std::unique_ptr<Endpoint>> ends;
+  std::vector<std::string> addresses;
+  for (int r = 0; r < 3; ++r) addresses.push_back(ends.emplace_back(open())->address());
+  Peers ranks;
+  // Rank 0 cannot reach rank 2, which can reach rank 0.
+  ranks.push_back(ends[0]->connect({addresses[0], addresses[1], gone}, 0, nothing));
+  for (const int r : {1, 2}) ranks.push_back(ends[size_t(r)]->connect(addresses, r, nothing));
+  int number = 5;
+  EXPECT_EQ(finish(ranks[0]->send(2, 1, &number, sizeof(int)), *ranks[0], ranks), State::failed);
+  EXPECT_THAT(ranks[0]->loss(2), HasSubstr("refused"));
+  EXPECT_EQ(finish(ranks[2]->send(0, 1, &number, sizeof(int)), *ranks[2], ranks), State::failed);
+  EXPECT_THAT(ranks[2]->loss(0), HasSubstr("reset"));
+}
+
 // A connection of a stranger that knows where a rank listens.
 int call(const std::string& address, const void* words, size_t bytes) {
   std::istringstream parts(address);

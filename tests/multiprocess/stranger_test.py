@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers at the port of the coordination service, while a job computes: they get nothing and disturb nothing."""
+"""Strangers at the ports of the coordination service and of a rank, while a job computes: they get nothing and disturb nothing."""
 import os
+import re
 import resource
 import shutil
 import socket
@@ -309,6 +310,46 @@ def attackers_at_the_chief(options):
         return f"{grown}, {computing.last} operations; " + told(job, attackers)
 
 
+def listener_of(pid):
+    """Where a process listens for TCP connections."""
+    files = (os.path.join(f"/proc/{pid}/fd", name) for name in os.listdir(f"/proc/{pid}/fd"))
+    sockets = {os.readlink(file) for file in files if os.path.lexists(file)}
+    with open("/proc/net/tcp") as table:
+        for fields in (line.split() for line in table.readlines()[1:]):
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                host, port = fields[1].split(":")
+                return socket.inet_ntoa(bytes.fromhex(host)[::-1]) + ":" + str(int(port, 16))
+    raise Failed(f"process {pid} listens nowhere")
+
+
+def attackers_at_a_rank(options):
+    """Over TCP every rank listens as long as the job goes on. It has few descriptors."""
+    with Job(options, 120) as job:
+        environment = {**attacked_environment(options), "TUTTI_BACKEND": "tcp"}
+        addresses = free_addresses(RANKS)
+
+        def few_descriptors():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+        workers = [job.start([job.program("launch_worker"), "loop"],
+                             {**environment, "TF_CONFIG": tf_config(addresses, rank)},
+                             stdin=subprocess.PIPE, text=True, preexec_fn=few_descriptors) for rank in range(RANKS)]
+        computing = Computing(job, workers[0], environment)
+        computing.expect_progress("the start")
+        usage = Usage(workers[1].pid)
+        attackers = attack(job, listener_of(workers[1].pid))
+        last_out(job, computing, attackers)
+        job.all_started()
+        grown = usage.expect_bounded()
+        computing.stop()
+        job.wait_for_end()
+        check([process.returncode for process in workers] == [0] * RANKS, job.story())
+        check(re.search(r"rank 1: \d+ connections? of other programs refused", job.output(workers[1])),
+              f"rank 1 does not count them: {job.output(workers[1])}")
+        job.expect_nothing_left()
+        return f"{grown}, {computing.last} operations; " + told(job, attackers)
+
+
 def refused_workers_are_reported_by_the_chief(options):
     """The chief logs them at once, and its error names them if the right ones do not come."""
     with Job(options) as job:
@@ -354,6 +395,6 @@ if __name__ == "__main__":
     options = arguments(__doc__).parse_args()
     limit(600)
     sys.exit(run_cases([strangers_at_a_service_of_its_own, strangers_at_the_chief,
-                        attackers_at_a_service_of_its_own, attackers_at_the_chief,
+                        attackers_at_a_service_of_its_own, attackers_at_the_chief, attackers_at_a_rank,
                         refused_workers_are_reported_by_the_chief, refused_workers_are_reported_by_the_launcher],
                        options))

@@ -145,7 +145,10 @@ void ControlPlane::send_to_all(std::span<const int> ranks, const Notice& notice)
       send(ranks[i], notice);
   if (!transport_->connects_on_demand() || notice.kind >= Kind::waiting) return;
   kept_.push_back(notice);
-  if (kept_.size() > kKept) kept_.pop_front();
+  if (kept_.size() <= kKept) return;
+  // That a rank has left matters less than a failure.
+  const auto left = std::ranges::find(kept_, Kind::leaving, &Notice::kind);
+  kept_.erase(left == kept_.end() ? kept_.begin() : left);
 }
 
 void ControlPlane::leave() {
@@ -173,7 +176,10 @@ void ControlPlane::probe() {
     return receivers_.contains(rank) || tells(size_t(rank_), size_t(rank), size_t(size_));
   };
   for (int rank = 0; rank < size_; ++rank)
-    if (is_asked(rank) && is_remote_(rank)) send(rank, {.kind = Notice::Kind::probe});
+    // The first probe of a rank that is not connected yet is still under way.
+    if (is_asked(rank) && is_remote_(rank) &&
+        (receivers_.contains(rank) || called_.insert(rank).second))
+      send(rank, {.kind = Notice::Kind::probe});
 }
 
 bool ControlPlane::hears_other_hosts() const {

@@ -127,6 +127,7 @@ class ControlPlane final : public Pump {
   // Notices of groups that are not known here, or not yet.
   std::deque<std::pair<int, Notice>> early_;
   std::deque<Notice> kept_;     // for ranks that connect later
+  std::set<int> called_;        // ranks that were probed before they were connected
   std::set<uint32_t> failed_;   // groups whose failure was told, or passed on
   Clock::time_point warned_{};  // of refused connections
 };

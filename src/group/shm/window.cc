@@ -186,10 +186,10 @@ bool Window::look(const Wait& wait) {
 // Sleepers are woken one after the other. Ranks that look for less than that takes would sleep
 // every time, once one of them was late: so a rank that slept for a short time looks longer.
 void Window::adapt_looks(nanoseconds slept) {
-  constexpr int kMostLooks = 1 << 16;
+  const int most = std::max(1 << 16, 4 * least_looks_);
   if (crowded_) return;
   const int looks = looks_.load(std::memory_order_relaxed);
-  looks_.store(slept < timing::kShortSleep ? std::min(2 * looks, kMostLooks) : least_looks_,
+  looks_.store(slept < timing::kShortSleep ? std::min(2 * looks, most) : least_looks_,
                std::memory_order_relaxed);
 }
 

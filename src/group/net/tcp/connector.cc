@@ -54,7 +54,7 @@ bool is_loopback(const sockaddr_storage& address) {
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
-// As far as the system lets us.
+// Sets what the system allows.
 void make_fast(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -80,7 +80,8 @@ Connector::Connector(Place place, int epoll)
     : place_(std::move(place)),
       epoll_(epoll),
       most_strangers_(most_strangers(place_.ranks.size())),
-      connected_(place_.ranks.size()) {
+      connected_(place_.ranks.size()),
+      given_up_(place_.ranks.size()) {
   connected_[size_t(place_.rank)] = true;
   listen(true);
 }
@@ -129,21 +130,32 @@ Connector::Conversations::iterator Connector::begin(File file, Stage stage, uint
                                                       Clock::now() + timing::kStrangerTimeout});
 }
 
+// A forked child may hold the file, too: the epoll and the peer forget it here.
+void Connector::end(Conversations::iterator conversation) {
+  if (conversation->file) {
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, conversation->file.get(), nullptr);
+    shutdown(conversation->file.get(), SHUT_RDWR);
+  }
+  conversations_.erase(conversation);
+}
+
 void Connector::call(int peer) {
-  if (connected_[size_t(peer)] || calls_.contains(peer)) return;
-  dial(peer, calls_[peer]);
+  if (connected_[size_t(peer)] || given_up_[size_t(peer)] || calls_.contains(peer)) return;
+  dial(peer, calls_.emplace(peer, Call{Clock::now(), conversations_.end()}).first->second);
 }
 
 void Connector::dial(int peer, Call& call) {
-  call = {conversations_.end()};
+  call = {call.began, conversations_.end()};
   const PeerAddress& address = place_.ranks[size_t(peer)];
   File file(socket(address.name.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!file ||
       (::connect(file.get(), reinterpret_cast<const sockaddr*>(&address.name), address.size) != 0 &&
-       errno != EINPROGRESS))
-    return call_failed(peer, errno);
+       errno != EINPROGRESS)) {
+    const bool is_passing = errno == EMFILE || errno == ENFILE || errno == EADDRNOTAVAIL;
+    return is_passing ? call_again(peer, errno) : call_failed(peer, errno);
+  }
   call.conversation = begin(std::move(file), Stage::connecting, EPOLLOUT);
-  if (call.conversation == conversations_.end()) return call_failed(peer, errno);
+  if (call.conversation == conversations_.end()) return call_again(peer, errno);
   Opening& opening = call.conversation->opening;
   opening.to = uint32_t(peer);
   opening.from = uint32_t(place_.rank);
@@ -158,17 +170,19 @@ bool Connector::is_reached(int peer) const {
 
 void Connector::call_failed(int peer, int error) {
   calls_.erase(peer);
-  connected_[size_t(peer)] = true;  // it will not be tried again
+  given_up_[size_t(peer)] = true;
   const char* const remedy = error == EMFILE || error == ENFILE ? "; raise ulimit -n" : "";
   failed_.push_back(
       {peer, fmt::format("at {}: {}{}", place_.ranks[size_t(peer)].text, problem(error), remedy)});
 }
 
-// A rank that ends the conversation may have had too many of them; its end would refuse the next.
-void Connector::call_again(int peer) {
-  Call& call = calls_[peer];
+// The peer may have had too many calls at once, or this process too many files.
+void Connector::call_again(int peer, int error) {
+  Call& call = calls_.at(peer);
   if (call.conversation != conversations_.end()) end(call.conversation);
-  call = {conversations_.end(), Clock::now() + timing::kCallAgain};
+  const Clock::time_point now = Clock::now();
+  if (now - call.began > timing::kStrangerTimeout) return call_failed(peer, error);
+  call = {call.began, conversations_.end(), now + timing::kCallAgain};
 }
 
 bool Connector::hear(Conversation& conversation) {
@@ -201,7 +215,7 @@ void Connector::attend(uint64_t event) {
   try {
     go_on(found);
   } catch (const std::system_error&) {
-    if (!called) return call_again(peer);
+    if (!called) return call_again(peer, ECONNRESET);
     // A port scanner, or a rank that has found another connection.
     end(found);
   }
@@ -222,7 +236,7 @@ void Connector::go_on(Conversations::iterator conversation) {
     event.data.u64 = conversation->event;
     epoll_ctl(epoll_, EPOLL_CTL_MOD, conversation->file.get(), &event);
     conversation->stage = Stage::challenge;
-    if (!say(conversation->file, conversation->opening)) call_again(peer);
+    if (!say(conversation->file, conversation->opening)) call_again(peer, ECONNRESET);
     return;
   }
   if (!hear(*conversation)) return;
@@ -246,17 +260,18 @@ void Connector::go_on(Conversations::iterator conversation) {
         return call_failed(peer, EPROTO);  // another program listens there now
       }
       conversation->stage = Stage::verdict;
-      if (!say(conversation->file, proof_of(Side::caller, *conversation))) call_again(peer);
+      if (!say(conversation->file, proof_of(Side::caller, *conversation)))
+        call_again(peer, ECONNRESET);
       return;
     }
     case Stage::answer: return answer_caller(conversation);
     case Stage::verdict: {
       const int peer = int(conversation->opening.to);
       if (conversation->verdict == Verdict::welcome) return has_connection(peer, conversation);
+      // Else the peer's own call comes, or has come.
+      if (conversation->verdict != Verdict::lost) return call_again(peer, ECONNRESET);
       end(conversation);
-      // The peer's own call comes, or has come.
-      calls_[peer] = {conversations_.end()};
-      return;
+      return call_failed(peer, ECONNRESET);
     }
     case Stage::connecting: break;
   }
@@ -268,7 +283,9 @@ void Connector::answer_caller(Conversations::iterator conversation) {
     return refuse(conversation, "it does not know the secret of this rank");
   const int peer = int(conversation->opening.from);
   Verdict verdict = Verdict::welcome;
-  if (connected_[size_t(peer)]) {
+  if (given_up_[size_t(peer)]) {
+    verdict = Verdict::lost;
+  } else if (connected_[size_t(peer)]) {
     verdict = Verdict::second;
   } else if (const auto own = calls_.find(peer); own != calls_.end() && place_.rank > peer) {
     // A call that the peer has not heard of yet does not count.
@@ -298,6 +315,7 @@ void Connector::accept_all() {
     File file(accept4(place_.listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!file && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
       // No descriptor is left. The call waits in the system meanwhile.
+      lacks_files_ = true;
       listen(false);
       listens_again_ = Clock::now() + timing::kCallAgain;
     }
@@ -312,6 +330,7 @@ void Connector::accept_all() {
 
 // If there are too many callers, the host with the most loses its oldest.
 void Connector::make_room() {
+  if (conversations_.size() <= most_strangers_) return;
   std::map<std::string, size_t> callers;
   size_t all = 0;
   for (const Conversation& one : conversations_)
@@ -332,6 +351,8 @@ void Connector::refuse(Conversations::iterator conversation, const char* why) {
 }
 
 std::string Connector::take_refused() {
+  if (std::exchange(lacks_files_, false))
+    return "no descriptor is left to accept connections of other ranks; raise ulimit -n";
   if (!refused_) return {};
   const int refused = std::exchange(refused_, 0);
   return fmt::format("{} connection{} of other programs refused, the last of {}", refused,
@@ -348,8 +369,10 @@ void Connector::keep_time() {
     if (!at->host.empty() && now >= at->deadline) refuse(at, "it does not say what it wants");
     at = next;
   }
-  for (auto& [peer, call] : calls_)
-    if (now >= call.again) return dial(peer, call);  // which may end the call
+  std::vector<int> due;
+  for (const auto& [peer, call] : calls_)
+    if (now >= call.again) due.push_back(peer);
+  for (const int peer : due) dial(peer, calls_.at(peer));
 }
 
 }  // namespace tutti::group::tcp

@@ -69,7 +69,7 @@ class Connector {
     Nonce nonce{};
     Digest proof{};
   };
-  enum class Verdict : uint32_t { welcome = 1, wait_for_mine, second };
+  enum class Verdict : uint32_t { welcome = 1, wait_for_mine, second, lost };
   enum class Stage { connecting, opening, challenge, answer, verdict };  // what is awaited
   // With a peer that is called, or with one that has called.
   struct Conversation {
@@ -86,6 +86,7 @@ class Connector {
   };
   using Conversations = std::list<Conversation>;  // the oldest first
   struct Call {
+    Clock::time_point began;
     Conversations::iterator conversation;                // the end: there is none at the moment
     Clock::time_point again = Clock::time_point::max();  // when the next one begins
   };
@@ -93,13 +94,14 @@ class Connector {
 
   Digest proof_of(Side side, const Conversation& about) const;
   Conversations::iterator begin(File file, Stage stage, uint32_t interest);
-  void end(Conversations::iterator conversation) { conversations_.erase(conversation); }
+  void end(Conversations::iterator conversation);
   void listen(bool on);
   void accept_all();
   void make_room();
   void dial(int peer, Call& call);
   void call_failed(int peer, int error);
-  void call_again(int peer);
+  // Unless it has been tried for long.
+  void call_again(int peer, int error);
   // Reads what is awaited. Whether all of it is there; throws an errno, 0 for the end.
   bool hear(Conversation& conversation);
   void go_on(Conversations::iterator conversation);
@@ -115,9 +117,10 @@ class Connector {
   uint64_t events_ = 0;
   Conversations conversations_;
   std::map<int, Call> calls_;
-  std::vector<bool> connected_;  // ranks that need no connection any more
+  std::vector<bool> connected_, given_up_;  // by rank: it has, or had, a connection; it gets none
   std::vector<Made> made_;
   std::vector<Failed> failed_;
+  bool lacks_files_ = false;
   int refused_ = 0;
   std::string last_refused_;
 };

@@ -3,40 +3,23 @@
 #pragma once
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
+#include "base/descriptors.h"
 #include "group/net/transport.h"
 
 namespace tutti::group::tcp {
 
-// In whatever begins on a connection.
+// A call and every message begin with this.
 constexpr uint32_t kMark = 0x7475'7474;
 
-class File {
- public:
-  explicit File(int fd = -1) : fd_(fd) {}
-  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
+using File = base::Descriptor;
 
 inline std::string problem(int error) { return std::generic_category().message(error); }
 

@@ -496,7 +496,7 @@ class TcpTransport : public Transport {
       data += now;
       bytes -= now;
       if (!peer.in_message()) return nullptr;
-      if (peer.head.mark != kMark) return "it sent what is no message";
+      if (peer.head.mark != kMark) return "it sent bytes that are not a message of this protocol";
       if (!begin_message(peer)) return "there is no memory for what it sent";
       if (peer.left == 0) end_message(peer);
     }
