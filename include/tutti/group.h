@@ -86,6 +86,14 @@ class Group {
   }
   // A list of tensors, of any dtypes and shapes, as one operation.
   void all_reduce(std::span<const Tensor> tensors, ReduceOp op, const Options& options = {}) const;
+  // The same, of floating point numbers; each rank gives its weight.
+  void all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
+                  const Options& options = {}) const;
+  template <detail::Writable B>
+  void all_reduce(B&& data, WeightedMean mean, const Options& options = {}) const {
+    const Tensor tensor = detail::as_tensor(data);
+    all_reduce({&tensor, 1}, mean, options);
+  }
 
   // As all_reduce, for `root` alone; the data of the others stays as it is.
   template <detail::Writable B>
@@ -102,6 +110,7 @@ class Group {
   void broadcast(B&& data, int root, const Options& options = {}) const {
     run(detail::in_place(Kind::broadcast, data, ReduceOp::SUM, root), options);
   }
+  void broadcast(std::span<const Tensor> tensors, int root, const Options& options = {}) const;
 
   // `out` holds what all ranks have, in rank order: size() times as many elements as `in`.
   template <detail::Readable In, detail::Writable Out>
@@ -162,6 +171,8 @@ class Group {
     return start(detail::in_place(Kind::all_reduce, data, op), options);
   }
   Work all_reduce_async(std::span<const Tensor> tensors, ReduceOp op,
+                        const Options& options = {}) const;
+  Work all_reduce_async(std::span<const Tensor> tensors, WeightedMean mean,
                         const Options& options = {}) const;
   template <detail::LastingWritable B>
   Work broadcast_async(B&& data, int root, const Options& options = {}) const {

@@ -27,6 +27,13 @@ ReduceOp reduce_op(std::string_view name);
 std::string_view name(ReduceOp op);
 std::ostream& operator<<(std::ostream& os, ReduceOp op);
 
+// In place of MEAN: the sum of weight * value over the sum of the weights of all ranks, in float64
+// and rounded once. A rank of weight 0 contributes nothing, whatever its value. Not negative; not
+// all 0.
+struct WeightedMean {
+  double weight;
+};
+
 // An argument that is a ReduceOp or its name. InvalidArgumentError for any other.
 class ReduceOpArg {
  public:

@@ -14,6 +14,7 @@
 #include <tutti/device.h>
 #include <tutti/dtype.h>
 #include <tutti/error.h>
+#include <tutti/gradient_reducer.h>
 #include <tutti/group.h>
 #include <tutti/input.h>
 #include <tutti/mirrored_strategy.h>

@@ -6,14 +6,15 @@
 #include <utility>
 
 namespace tutti::detail {
-class GroupImpl;
+class WorkQueue;
 }
 
 #pragma GCC visibility push(default)
 
 namespace tutti {
 
-// A value; copies stand for the same operation.
+// A value; copies stand for the same operation. It runs while a core is idle, or when a thread
+// waits for it: on that thread, so that the threads of the program that compute keep their cores.
 class Work {
  public:
   Work() = default;
@@ -23,7 +24,7 @@ class Work {
   bool done() const;
 
  private:
-  friend class detail::GroupImpl;
+  friend class detail::WorkQueue;
   struct State;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;

@@ -36,6 +36,11 @@ void yield() {
     sched_yield();
 }
 
+const void* this_thread() {
+  thread_local constinit char mark = 0;
+  return world() ? world()->thread() : &mark;
+}
+
 void Mutex::lock_later() {
   World* const simulated = world();
   if (!simulated) return mutex_.lock();
@@ -73,26 +78,18 @@ Thread::Thread(std::function<void()> body) {
     real_ = std::thread(std::move(body));
     return;
   }
-  simulated_ = std::make_shared<Simulated>();
+  simulated_ = std::make_shared<bool>(false);
   // Over when it has run, or if the world ends before it could.
-  const std::shared_ptr<void> end(nullptr, [self = simulated_](void*) {
-    self->over = true;
-    if (world()) world()->wake(self.get());
+  const std::shared_ptr<void> end(nullptr, [over = simulated_](void*) {
+    *over = true;
+    if (world()) world()->wake(over.get());
   });
-  simulated->spawn([self = simulated_, end, body = std::move(body)] {
-    self->thread = world()->thread();
-    body();
-  });
-}
-
-bool Thread::is_this() const {
-  return simulated_ ? simulated_->thread == world()->thread()
-                    : real_.get_id() == std::this_thread::get_id();
+  simulated->spawn([end, body = std::move(body)] { body(); });
 }
 
 void Thread::join() {
   if (!simulated_) return real_.join();
-  while (!simulated_->over)
+  while (!*simulated_)
     world()->wait(simulated_.get(), Clock::time_point::max(), World::In::destructor);
   simulated_ = nullptr;
 }

@@ -80,6 +80,8 @@ std::chrono::system_clock::time_point time_of_day();
 void sleep_for(std::chrono::nanoseconds time);
 // To let other threads run.
 void yield();
+// What tells the thread that calls this from all others that run.
+const void* this_thread();
 
 // A mutex that may be held while its thread waits for something else.
 class Mutex {
@@ -135,16 +137,11 @@ class Thread {
   Thread() = default;
   explicit Thread(std::function<void()> body);
   bool joinable() const { return real_.joinable() || simulated_; }
-  bool is_this() const;  // the one that calls
   void join();
 
  private:
   std::thread real_;
-  struct Simulated {
-    const void* thread = nullptr;
-    bool over = false;
-  };
-  std::shared_ptr<Simulated> simulated_;
+  std::shared_ptr<bool> simulated_;  // whether it is over
 };
 
 }  // namespace tutti::base

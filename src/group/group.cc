@@ -52,18 +52,12 @@ Group join_group(const std::optional<cluster::Membership>& membership, const std
 
 void Work::wait() {
   if (!state_) throw FailedPreconditionError("wait: this Work stands for no operation");
-  if (state_->in_job && base::is_forked_child())
-    throw FailedPreconditionError(fmt::format("wait: {}", group::kForkedChild));
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->done; });
-  if (state_->error) throw_error(state_->error->first, state_->error->second);
-  state_->after.wait();
+  state_->queue->wait(*state_);
 }
 
 bool Work::done() const {
   if (!state_) throw FailedPreconditionError("done: this Work stands for no operation");
-  std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return state_->queue->is_done(*state_);
 }
 
 Group Group::from_environment() {
@@ -115,6 +109,18 @@ void Group::all_reduce(std::span<const Tensor> tensors, ReduceOp op, const Optio
 Work Group::all_reduce_async(std::span<const Tensor> tensors, ReduceOp op,
                              const Options& options) const {
   return impl_of(impl_).start_all_reduce(tensors, op, options);
+}
+
+void Group::all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
+                       const Options& options) const {
+  impl_of(impl_).all_reduce(tensors, mean, options);
+}
+Work Group::all_reduce_async(std::span<const Tensor> tensors, WeightedMean mean,
+                             const Options& options) const {
+  return impl_of(impl_).start_all_reduce(tensors, mean, options);
+}
+void Group::broadcast(std::span<const Tensor> tensors, int root, const Options& options) const {
+  impl_of(impl_).broadcast(tensors, root, options);
 }
 
 size_t Group::total(const std::vector<int64_t>& counts) {

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "base/file.h"
@@ -206,18 +208,12 @@ void GroupImpl::refuse_child(std::string_view operation) const {
 }
 
 GroupImpl::~GroupImpl() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(queue_mutex_);
-    closing_ = true;
-  }
   // One that is under way ends at once, rather than at its deadline.
-  if (pending_.load())
+  queue_->close([&] {
     backend_->poison(
         ErrorCode::aborted,
         fmt::format("rank {} left the group while an operation was under way", rank()));
-  queue_changed_.notify_all();
-  thread_.join();
+  });
 }
 
 void GroupImpl::explain(const Error& error, const group::Record& record) {
@@ -316,8 +312,8 @@ template <class F>
 void GroupImpl::in_order(const Step& step, const F& operation) {
   expect_own_process(group::name(step.what.kind));
   const auto run = [&] { collective(step, operation); };
-  if (pending_.load(std::memory_order_acquire) == 0 || thread_.is_this()) return run();
-  enqueue(run).wait();
+  if (queue_->is_free()) return run();
+  queue_->run(run);
 }
 
 group::GpuCollectives& GroupImpl::on_gpus() {
@@ -372,8 +368,8 @@ Work GroupImpl::start(const GroupCall& call, const CommunicationOptions& options
   const auto handle = [](const Memory& memory) {
     return memory.tensor ? *memory.tensor : Tensor();
   };
-  return enqueue([this, what, gpu, call = GroupCall(call), in = handle(call.in),
-                  out = handle(call.out), timeouts = timeouts_of(options)]() mutable {
+  return queue_->start([this, what, gpu, call = GroupCall(call), in = handle(call.in),
+                        out = handle(call.out), timeouts = timeouts_of(options)]() mutable {
     call.in.tensor = in ? &in : nullptr;
     call.out.tensor = out ? &out : nullptr;
     collective({what, bytes_of(call)}, [&] { perform(what, gpu, call, timeouts, collectives_); });
@@ -454,11 +450,127 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
   options.validate("all_reduce");
   expect_own_process("all_reduce");
   const auto list = std::make_shared<const TensorList>(tensors, op, size(), options);
-  return enqueue([this, list, op, timeouts = timeouts_of(options)] {
+  return queue_->start([this, list, op, timeouts = timeouts_of(options)] {
     collective({list->what, bytes_of(list->pieces)}, [&] {
       perform(list->what, {list->pieces, list->owners, op, list->gpu}, timeouts);
     });
   });
+}
+
+namespace {
+
+void check_weight(double weight) {
+  if (!(weight >= 0) || std::isinf(weight))
+    invalid(Collective::all_reduce,
+            fmt::format("the weight is {}, expected a finite number of 0 or more", weight));
+}
+
+// A list whose mean is weighted: a sum of float64, with the weights in the same operation.
+class WeightedList {
+ public:
+  WeightedList(std::span<const Tensor> tensors, double weight)
+      : results_(tensors.begin(), tensors.end()) {
+    check_weight(weight);
+    for (const Tensor& tensor : results_) {
+      const Memory memory = write(tensor);
+      if (!is_floating(memory.dtype))
+        invalid(Collective::all_reduce,
+                fmt::format("the weighted mean of {} does not fit in place", text_of(memory)));
+      sums_.push_back(weight == 0 ? Tensor::zeros(tensor.shape(), DType::float64, tensor.device())
+                                  : tensor.to(DType::float64));
+      if (weight != 0) scale(sums_.back(), weight, false);
+    }
+    sums_.push_back(
+        Tensor::scalar<double>(weight, results_.empty() ? std::string() : results_[0].device()));
+  }
+
+  const std::vector<Tensor>& sums() const { return sums_; }
+  // Once these are those of all ranks.
+  void divide() const {
+    const double weights = sums_.back().item<double>();
+    if (weights == 0)
+      invalid(Collective::all_reduce, "the weights of all ranks are 0, so there is no mean");
+    for (size_t i = 0; i < results_.size(); ++i) {
+      scale(sums_[i], weights, true);
+      assign(results_[i], sums_[i].to(results_[i].dtype()));
+    }
+  }
+
+ private:
+  std::vector<Tensor> results_, sums_;
+};
+
+}  // namespace
+
+void GroupImpl::all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
+                           const CommunicationOptions& options) {
+  expect_own_process("all_reduce");
+  const WeightedList list(tensors, mean.weight);
+  all_reduce(list.sums(), ReduceOp::SUM, options);
+  list.divide();
+}
+
+// Copies the values when it runs, so that those of a queue do not all take memory at once.
+Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
+                                 const CommunicationOptions& options) {
+  expect_own_process("all_reduce");
+  options.validate("all_reduce");
+  check_weight(mean.weight);
+  return queue_->start([this, list = std::vector(tensors.begin(), tensors.end()), mean, options] {
+    all_reduce(list, mean, options);
+  });
+}
+
+// Small tensors travel together.
+void GroupImpl::broadcast(std::span<const Tensor> tensors, int root,
+                          const CommunicationOptions& options) {
+  constexpr size_t kTogether = 1 << 20;
+  const auto is_small = [](const Tensor& tensor) {
+    return gpu_of(read(tensor)) < 0 && tensor.num_bytes() < kTogether;
+  };
+  options.validate("broadcast");
+  for (size_t first = 0, end; first < tensors.size(); first = end) {
+    size_t bytes = 0;
+    for (end = first; end < tensors.size() && bytes < kTogether && is_small(tensors[end]); ++end)
+      bytes += write(tensors[end]).tensor->num_bytes();
+    if (end <= first + 1) {
+      run(in_place(Collective::broadcast, write(tensors[first]), ReduceOp::SUM, root), options);
+      end = first + 1;
+      continue;
+    }
+    const std::span<const Tensor> together = tensors.subspan(first, end - first);
+    std::vector<std::byte> packed(bytes);
+    const Memory memory{packed.data(), int64_t(bytes), DType::uint8};
+    const GroupCall call = in_place(Collective::broadcast, memory, ReduceOp::SUM, root);
+    Description what = checked(call, rank(), size());
+    what.tensors = uint32_t(together.size());
+    set_shape(what, read(together[0]));
+    std::vector<group::Piece> list;
+    for (const Tensor& tensor : together) {
+      what.others =
+          base::mixed(what.others + uint64_t(tensor.dtype()), uint64_t(tensor.num_elements()));
+      list.push_back({{},
+                      {},
+                      tensor.num_elements(),
+                      tensor.dtype(),
+                      &tensor.shape(),
+                      int64_t(first + list.size())});
+    }
+    const auto for_each = [&](const auto& copy) {
+      std::byte* at = packed.data();
+      for (const Tensor& tensor : together) {
+        if (tensor.num_bytes())
+          copy(at, static_cast<std::byte*>(tensor.data()), tensor.num_bytes());
+        at += tensor.num_bytes();
+      }
+    };
+    if (rank() == root)
+      for_each([](std::byte* at, const std::byte* data, size_t n) { std::memcpy(at, data, n); });
+    in_order({what, int64_t(bytes)},
+             [&] { backend_->run(what, call, timeouts_of(options), list); });
+    if (rank() != root)
+      for_each([](const std::byte* at, std::byte* data, size_t n) { std::memcpy(data, at, n); });
+  }
 }
 
 void GroupImpl::all_reduce_leaves(const group::LeafReduction& reduction,
@@ -530,53 +642,9 @@ void GroupImpl::abort(const std::string& reason) {
   if (in_job_) group::abort_job(reason);
 }
 
-Work GroupImpl::enqueue(std::function<void()> operation) {
-  auto state = std::make_shared<Work::State>();
-  state->in_job = in_job_;
-  auto before = std::make_shared<const device::Fence>(device::Fence::here());
-  std::lock_guard lock(queue_mutex_);
-  if (!thread_.joinable()) thread_ = base::Thread([this] { work_off_queue(); });
-  pending_.fetch_add(1);
-  queue_.push_back({std::move(operation), state, std::move(before)});
-  queue_changed_.notify_all();
-  return Work(state);
-}
-
-void GroupImpl::work_off_queue() {
-  std::unique_lock lock(queue_mutex_);
-  while (true) {
-    queue_changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Queued next = std::move(queue_.front());
-    queue_.pop_front();
-    const bool cancelled = closing_;
-    lock.unlock();
-    std::optional<std::pair<ErrorCode, std::string>> error;
-    device::Fence after;
-    if (cancelled) {
-      error = {ErrorCode::cancelled, "the group was left before the operation began"};
-    } else {
-      try {
-        next.before->wait();
-        next.operation();
-        after = device::Fence::here();
-      } catch (const Error& e) {
-        error = {e.code(), e.what()};
-      } catch (const std::exception& e) {
-        error = {ErrorCode::internal, e.what()};
-      }
-    }
-    next.operation = nullptr;  // and its tensors, before a waiting thread goes on
-    pending_.fetch_sub(1, std::memory_order_release);
-    {
-      std::lock_guard state_lock(next.state->mutex);
-      next.state->error = std::move(error);
-      next.state->after = std::move(after);
-      next.state->done = true;
-    }
-    next.state->changed.notify_all();
-    lock.lock();
-  }
+void GroupImpl::fail(ErrorCode code, const std::string& text) {
+  group::report_failure({rank(), code, text});
+  backend_->poison(code, text);
 }
 
 }  // namespace tutti::detail

@@ -5,9 +5,6 @@
 #include <tutti/error.h>
 #include <tutti/group.h>
 
-#include <deque>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -20,18 +17,9 @@
 #include "group/core/backend.h"
 #include "group/record.h"
 #include "group/stragglers.h"
+#include "group/work_queue.h"
 
 namespace tutti {
-
-struct Work::State {
-  std::mutex mutex;
-  base::Condition changed;
-  bool done = false;
-  // The error, kept as text: an exception is never shared between threads.
-  std::optional<std::pair<ErrorCode, std::string>> error;
-  device::Fence after;  // what it has enqueued on GPUs
-  bool in_job = false;  // of several processes
-};
 
 namespace detail {
 
@@ -46,7 +34,8 @@ class GroupImpl {
         size_(backend_->size()),
         in_job_(!backend_->address(rank_).empty()),
         way_(backend_->way()),
-        stragglers_(size_ > 1 ? stragglers : 0) {}
+        stragglers_(size_ > 1 ? stragglers : 0),
+        queue_(std::make_shared<WorkQueue>(in_job_)) {}
   // Leaves. What is still in the queue is cancelled.
   ~GroupImpl();
   // With a deleter that leaves the parent's groups alone in a forked child.
@@ -70,6 +59,11 @@ class GroupImpl {
                   const CommunicationOptions& options);
   Work start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
                         const CommunicationOptions& options);
+  void all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
+                  const CommunicationOptions& options);
+  Work start_all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
+                        const CommunicationOptions& options);
+  void broadcast(std::span<const Tensor> tensors, int root, const CommunicationOptions& options);
   // The replicas of this rank are leaves of the tree; see LeafReduction. With `gpu`, on that GPU.
   void all_reduce_leaves(const group::LeafReduction& reduction,
                          const CommunicationOptions& options);
@@ -77,6 +71,8 @@ class GroupImpl {
                          const CommunicationOptions& options);
   std::shared_ptr<GroupImpl> split(int color, int key);
   void abort(const std::string& reason);
+  // Fails the group, not the job: this rank cannot go on with it.
+  void fail(ErrorCode code, const std::string& text);
 
  private:
   // An operation with what the record and the timeline keep of it.
@@ -97,8 +93,6 @@ class GroupImpl {
   void perform(const group::Description& what, const group::LeafReduction& reduction,
                group::Timeouts timeouts);
   group::GpuCollectives& on_gpus();
-  Work enqueue(std::function<void()> operation);
-  void work_off_queue();
   void refuse_child(std::string_view operation) const;
   void tell_of(ErrorCode code, const std::string& text, const group::Description& what);
   [[noreturn]] void explain(const Error& error, const group::Record& record);
@@ -114,17 +108,7 @@ class GroupImpl {
   std::once_flag gpus_used_;
   std::unique_ptr<group::GpuCollectives> on_gpus_;
 
-  std::mutex queue_mutex_;
-  base::Condition queue_changed_;
-  struct Queued {
-    std::function<void()> operation;
-    std::shared_ptr<Work::State> state;
-    std::shared_ptr<const device::Fence> before;  // what its caller has enqueued on GPUs
-  };
-  std::deque<Queued> queue_;
-  std::atomic<int> pending_{0};  // queued or running
-  bool closing_ = false;
-  base::Thread thread_;
+  const std::shared_ptr<WorkQueue> queue_;  // of operations in the background
 };
 
 struct GroupAccess {

@@ -71,6 +71,11 @@ void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_devic
                   static_cast<const std::byte*>(from) + i * from_stride, run);
 }
 
+void assign(const Tensor& to, const Tensor& from) {
+  Device& device = TensorAccess::device(to);
+  copy_runs(device, to.data(), 0, device, from.const_data(), 0, from.num_bytes(), 1);
+}
+
 }  // namespace detail
 
 using detail::TensorAccess;

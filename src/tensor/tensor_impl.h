@@ -60,6 +60,9 @@ struct TensorAccess {
 void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device, const void* from,
                size_t from_stride, size_t run, size_t count);
 
+// Copies the elements of `from`, of the same type, number and device, to `to`.
+void assign(const Tensor& to, const Tensor& from);
+
 // Multiplies the elements, which are float64, or divides them.
 void scale(const Tensor& tensor, double factor, bool divide);
 

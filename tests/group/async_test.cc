@@ -158,6 +158,37 @@ TEST(Background, DroppedWorkGoesOn) {
   });
 }
 
+// Work begins by itself, whether a core is idle or not, and if no rank waits for it.
+TEST(Background, WorkEndsWithoutAWait) {
+  const Groups groups = Group::in_process(3);
+  on_ranks(groups, [](const Group& group) {
+    std::vector<int> data(3, 1);
+    const Work work = group.all_reduce_async(data, ReduceOp::SUM, kLong);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!work.done() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    EXPECT_TRUE(work.done());
+    EXPECT_EQ(data[0], 3);
+  });
+}
+
+// Each waits for the operation that the other has put behind another one.
+TEST(Background, GroupsMayBeWaitedForInAnyOrder) {
+  const Groups some = Group::in_process(2), others = Group::in_process(2);
+  on_threads(2, [&](size_t r) {
+    std::vector<int> a(3, 1), b(3, 1);
+    Work first = some[r].all_reduce_async(a, ReduceOp::SUM, kLong);
+    Work second = others[r].all_reduce_async(b, ReduceOp::SUM, kLong);
+    if (r == 0) {
+      first.wait();
+      second.wait();
+    } else {
+      second.wait();
+      first.wait();
+    }
+    EXPECT_EQ(a[2] + b[2], 4);
+  });
+}
+
 // A rank that leaves with work under way tells the others, and its own work ends.
 TEST(Background, LeavingEndsOutstandingWork) {
   Groups groups = Group::in_process(2);

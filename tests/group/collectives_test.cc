@@ -62,6 +62,79 @@ TEST_P(Collectives, BroadcastGivesEverybodyTheRootsData) {
   });
 }
 
+TEST_P(Collectives, BroadcastOfAListMixesDtypesAndSizes) {
+  on_ranks(groups, [&](const Group& group) {
+    // Small ones, which travel together, a large one, and small ones again.
+    const DType dtypes[] = {DType::float32, DType::boolean, DType::int64, DType::uint8};
+    const int64_t counts[] = {5, 0, 1, 300'000, 2, 7, 1 << 18, 3};
+    for (int root = 0; root < n; ++root) {
+      std::vector<Tensor> list;
+      std::vector<std::vector<std::byte>> expected;
+      for (size_t i = 0; i < std::size(counts); ++i) {
+        list.push_back(Tensor::zeros({counts[i]}, dtypes[i % 4]));
+        expected.push_back(random_bytes(dtypes[i % 4], counts[i], i));
+        if (group.rank() == root && !expected[i].empty())
+          std::memcpy(list[i].data(), expected[i].data(), expected[i].size());
+      }
+      group.broadcast(list, root, kLong);
+      for (size_t i = 0; i < list.size(); ++i)
+        EXPECT_TRUE(
+            same_bits(list[i].dtype(), list[i].const_data(), expected[i].data(), size_t(counts[i])))
+            << "tensor " << i << " of root " << root;
+    }
+    group.broadcast(std::vector<Tensor>(), 0, kLong);
+  });
+}
+
+TEST_P(Collectives, BroadcastOfAListComparesTheLists) {
+  if (n == 1) return;
+  expect_everywhere(errors_on_ranks(groups,
+                                    [&](const Group& group) {
+                                      const int64_t last = group.rank() == n - 1 ? 4 : 3;
+                                      group.broadcast(
+                                          std::vector{Tensor::zeros({2}, DType::float32),
+                                                      Tensor::zeros({last}, DType::float32)},
+                                          0, kLong);
+                                    }),
+                    ErrorCode::invalid_argument, {"broadcast"});
+}
+
+TEST_P(Collectives, WeightedMeansTakeRangesTensorsAndLists) {
+  on_ranks(groups, [&](const Group& group) {
+    const WeightedMean mean{group.rank() + 1.};
+    double expected = 0, weights = 0;
+    for (int r = 0; r < n; ++r) {
+      expected += r * (r + 1.);
+      weights += r + 1.;
+    }
+    expected /= weights;
+    std::vector<float> range(3, float(group.rank()));
+    group.all_reduce(range, mean, kLong);
+    EXPECT_THAT(range, ::testing::Each(float(expected)));
+    const std::vector<Tensor> list{Tensor::full({2}, group.rank(), DType::float64),
+                                   Tensor::full({40'000}, group.rank(), DType::float32)};
+    group.all_reduce(list[0], mean, kLong);
+    EXPECT_THAT(list[0].to_vector<double>(), ::testing::Each(expected));
+    const Tensor first = Tensor::full({2}, group.rank(), DType::float64);
+    group.all_reduce_async(std::vector{first, list[1]}, mean, kLong).wait();
+    EXPECT_THAT(first.to_vector<double>(), ::testing::Each(expected));
+    EXPECT_EQ(list[1].span<float>()[39'999], float(expected));
+  });
+}
+
+TEST(WeightedMeans, CheckTheirArguments) {
+  const Group alone = Group::in_process(1)[0];
+  std::vector<float> data(1);
+  std::vector<int> whole(1);
+  for (const double weight : {-1., std::nan("")})
+    EXPECT_EQ(caught([&] { alone.all_reduce(data, WeightedMean{weight}); }).code,
+              ErrorCode::invalid_argument);
+  EXPECT_EQ(caught([&] { alone.all_reduce(data, WeightedMean{0}); }).code,
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(caught([&] { alone.all_reduce(whole, WeightedMean{1}); }).code,
+            ErrorCode::invalid_argument);
+}
+
 TEST_P(Collectives, AllGatherJoinsInRankOrder) {
   for_each_size([&](const Group& group, DType dtype, int64_t count) {
     const size_t bytes = bytes_of(count, dtype);

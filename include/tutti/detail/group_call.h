@@ -81,6 +81,14 @@ Memory write(B&& buffer) {
           dtype_of<std::ranges::range_value_t<B>>::value};
 }
 
+// The buffer itself, not a copy.
+inline const Tensor& as_tensor(const Tensor& tensor) { return tensor; }
+template <Range B>
+Tensor as_tensor(B&& buffer) {
+  const Memory memory = write(buffer);
+  return Tensor::borrow(memory.data, Shape{memory.count}, memory.dtype);
+}
+
 template <Readable In, Writable Out>
 GroupCall call(Collective kind, const In& in, Out&& out, ReduceOp op = ReduceOp::SUM,
                int root = -1) {

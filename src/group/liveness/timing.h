@@ -81,6 +81,11 @@ constexpr nanoseconds kLongYield = microseconds(500);
 constexpr nanoseconds kNoYield = milliseconds(1);
 constexpr nanoseconds kLongestNoYield = milliseconds(128);
 
+// An operation that was started in the background waits for an idle core, which is looked for this
+// often; after this long it runs anyway.
+constexpr nanoseconds kIdleCorePoll = milliseconds(1);
+constexpr nanoseconds kLateWork = milliseconds(100);
+
 // A thread that slept for less than this should have looked longer instead.
 constexpr nanoseconds kShortSleep = milliseconds(4);
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/idle_cores.h"
 #include "base/log.h"
 #include "base/world.h"
 #include "group/liveness/timing.h"
@@ -192,7 +193,8 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
   };
   // With a core for every rank, a message under way is worth a millisecond or two of looking.
   // Still, the rank that is waited for, or a thread that computes, may be on this core.
-  for (int i = base::world() ? 99 : crowded_ ? 80 : 0; i < 100; ++i) {
+  const bool is_brief = crowded_ || base::is_background_thread();
+  for (int i = base::world() ? 99 : is_brief ? 80 : 0; i < 100; ++i) {
     if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
     if (base::world() || (i < 5 && !crowded_)) continue;
     const Clock::time_point before = Clock::now();

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/idle_cores.h"
 #include "base/spin.h"
 #include "base/world.h"
 #include "group/liveness/timing.h"
@@ -159,7 +160,7 @@ bool Window::yield_until(auto over) {
 // With a core for every rank the other is on its way. Else it may need this core to get there. A
 // pause takes longer than a line from another core, so the first looks go without.
 bool Window::look(const Wait& wait) {
-  constexpr int kFirst = 200, kBeforeYield = 2000, kCrowded = 50;
+  constexpr int kFirst = 200, kBeforeYield = 2000, kCrowded = 50, kBackground = 500;
   if (crowded_) {
     for (int i = 0; i < kCrowded; ++i) {
       base::pause();
@@ -169,7 +170,8 @@ bool Window::look(const Wait& wait) {
   }
   for (int i = 0; i < kFirst; ++i)
     if (wait.over()) return true;
-  const int looks = looks_.load(std::memory_order_relaxed);
+  const int looks =
+      base::is_background_thread() ? kBackground : looks_.load(std::memory_order_relaxed);
   for (int i = 0; i < looks; ++i) {
     base::pause();
     if (wait.over()) return true;
@@ -187,7 +189,7 @@ bool Window::look(const Wait& wait) {
 // every time, once one of them was late: so a rank that slept for a short time looks longer.
 void Window::adapt_looks(nanoseconds slept) {
   const int most = std::max(1 << 16, 4 * least_looks_);
-  if (crowded_) return;
+  if (crowded_ || base::is_background_thread()) return;
   const int looks = looks_.load(std::memory_order_relaxed);
   looks_.store(slept < timing::kShortSleep ? std::min(2 * looks, most) : least_looks_,
                std::memory_order_relaxed);

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hooks that bring gradients from LibTorch's backward passes to a GradientReducer.
+#pragma once
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <tutti/detail/torch_module.h>
+#include <tutti/gradient_reducer.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace tutti::detail {
+
+// The gradients of a model's parameters. Hooks of LibTorch's backward passes call it, from any
+// thread; the model's own calls come from one.
+class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
+ public:
+  static std::shared_ptr<TorchGradients> of(const torch::nn::Module& module, const Group& group,
+                                            const GradientReducerOptions& options,
+                                            bool broadcasts_buffers) {
+    const std::vector<NamedTensor> parameters = torch_list(module.named_parameters());
+    std::vector<NamedTensor> trained;
+    for (const NamedTensor& parameter : parameters)
+      if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+    auto gradients = std::shared_ptr<TorchGradients>(
+        new TorchGradients(std::move(trained), torch_list(module.named_buffers()), group, options));
+    gradients->share(parameters);
+    gradients->share(gradients->buffers_);
+    if (!broadcasts_buffers) gradients->buffers_.clear();
+    gradients->add_hooks();
+    return gradients;
+  }
+
+  GradientReducer& reducer() { return reducer_; }
+
+  void begin_forward(bool is_training) {
+    if (is_training && torch::GradMode::is_enabled() && !reducer_.is_paused()) share(buffers_);
+  }
+
+  // A pass that starts at one of these ends when all nested ones have ended.
+  template <class Result>
+  void watch(const Result& result) {
+    for_each_tensor(result, [this](const torch::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.requires_grad()) return;
+      tensor.register_hook([weak = weak_from_this()](const torch::Tensor&) {
+        if (const auto self = weak.lock(); self && !self->reducer_.is_paused()) self->begin_pass();
+      });
+    });
+  }
+
+  bool join(bool has_batch) {
+    const Group& group = reducer_.group();
+    std::vector<uint8_t> all(size_t(group.size()));
+    const uint8_t mine = has_batch;
+    group.all_gather(std::span(&mine, 1), all);
+    const auto first = std::find(all.begin(), all.end(), 1);
+    root_ = first == all.end() ? 0 : int(first - all.begin());
+    if (first == all.end()) return false;
+    if (std::count(all.begin(), all.end(), 1) < group.size()) reducer_.begin(mine);
+    return true;
+  }
+
+  void skip(bool is_training) {
+    begin_forward(is_training);
+    for (size_t i = 0; i < parameters_.size(); ++i) reducer_.ready(i);
+    is_ready_.assign(parameters_.size(), true);
+    finish();
+  }
+
+ private:
+  // A backward pass. If it goes without having finished, it ended with an exception.
+  struct Pass {
+    explicit Pass(std::shared_ptr<TorchGradients> g) : gradients(std::move(g)) {}
+    ~Pass() {
+      if (!is_over) gradients->abandon();
+    }
+    const std::shared_ptr<TorchGradients> gradients;
+    bool is_over = false;
+  };
+
+  TorchGradients(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
+                 const Group& group, const GradientReducerOptions& options)
+      : parameters_(std::move(parameters)),
+        buffers_(std::move(buffers)),
+        may_miss_(options.missing_as_zero),
+        reducer_(group, reducer_parameters(parameters_), options),
+        is_ready_(parameters_.size()) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const torch::Tensor& parameter = parameters_[i].tensor;
+      places_.push_back(to_torch(reducer_.gradient(i), parameter));
+      const std::string& device = reducer_.gradient(i).device();
+      if (parameter.is_cuda() && std::find(gpus_.begin(), gpus_.end(), device) == gpus_.end())
+        gpus_.push_back(device);
+    }
+  }
+
+  void add_hooks() {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].tensor));
+      accumulators_.back()->add_post_hook(std::make_unique<TorchHook>([weak = weak_from_this(), i] {
+        if (const auto self = weak.lock()) self->accumulated(i);
+      }));
+    }
+  }
+
+  void share(const std::vector<NamedTensor>& list) {
+    const TorchStreams streams(gpus_);
+    broadcast(reducer_.group(), list, root_);
+  }
+
+  // Called inside a backward pass, which will call finish() when it ends.
+  void begin_pass() {
+    const std::lock_guard lock(mutex_);
+    if (has_failed_)
+      throw AbortedError("TorchDataParallel: an earlier backward pass of this rank has failed");
+    if (!pass_.expired()) return;
+    const auto pass = std::make_shared<Pass>(shared_from_this());
+    pass_ = pass;
+    torch::autograd::Engine::get_default_engine().queue_callback([pass] {
+      pass->is_over = true;
+      pass->gradients->end_pass();
+    });
+  }
+
+  void end_pass() {
+    {
+      const std::lock_guard lock(mutex_);
+      pass_.reset();
+      // One of autograd::grad(), which accumulates nothing.
+      if (std::find(is_ready_.begin(), is_ready_.end(), true) == is_ready_.end()) return;
+    }
+    finish();
+  }
+
+  void abandon() noexcept {
+    const std::lock_guard lock(mutex_);
+    has_failed_ = true;
+    const auto ready = std::count(is_ready_.begin(), is_ready_.end(), true);
+    try {
+      reducer_.abort(torch_text("its backward pass ended with an exception, after ", ready, " of ",
+                                parameters_.size(), " gradients"));
+    } catch (const std::exception&) {  // the other ranks miss this one at their deadline
+    }
+  }
+
+  void accumulated(size_t i) {
+    if (reducer_.is_paused()) return;
+    begin_pass();
+    const auto& [name, parameter] = parameters_[i];
+    if (torch::GradMode::is_enabled())
+      throw InvalidArgumentError(
+          torch_text("TorchDataParallel: the gradient of \"", name,
+                     "\" was made with create_graph; a derivative of a mean over ranks is not "
+                     "supported, so take it while no_sync() lives"));
+    if (parameter.grad().layout() != torch::kStrided)
+      throw InvalidArgumentError(
+          torch_text("TorchDataParallel: the gradient of \"", name, "\" is sparse, not dense"));
+    put_in_place(i);
+    {
+      const std::lock_guard lock(mutex_);
+      is_ready_[i] = true;
+    }
+    const TorchStreams streams(gpus_);
+    reducer_.ready(i);
+  }
+
+  // Moves the gradient to where the other ranks reach it, unless it is there.
+  void put_in_place(size_t i) {
+    torch::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (gradient.data_ptr() == places_[i].data_ptr()) return;
+    const torch::NoGradGuard no_grad;
+    places_[i].copy_(gradient);
+    gradient = places_[i];
+  }
+
+  void finish() {
+    std::vector<uint8_t> is_used(parameters_.size(), true);
+    const std::vector<bool> is_ready =
+        std::exchange(is_ready_, std::vector<bool>(parameters_.size()));
+    const TorchStreams streams(gpus_);
+    if (may_miss_) {
+      for (size_t i = 0; i < parameters_.size(); ++i) {
+        is_used[i] = parameters_[i].tensor.grad().defined();
+        if (is_ready[i]) continue;
+        if (is_used[i])
+          put_in_place(i);
+        else
+          places_[i].zero_();
+        reducer_.ready(i);
+      }
+    }
+    reducer_.finish();
+    // A parameter that no rank has used keeps no gradient, so that an optimizer leaves it alone.
+    if (may_miss_) reducer_.group().all_reduce(is_used, ReduceOp::MAX);
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      if (is_used[i]) parameters_[i].tensor.mutable_grad() = places_[i];
+  }
+
+  std::vector<NamedTensor> parameters_, buffers_;
+  const bool may_miss_;  // gradients of parameters
+  GradientReducer reducer_;
+  std::vector<torch::Tensor> places_;  // of the gradients, in memory that the group reaches
+  std::vector<std::string> gpus_;      // that hold parameters
+  // LibTorch itself does not keep them.
+  std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
+  int root_ = 0;  // the rank whose buffers count
+
+  std::mutex mutex_;
+  std::weak_ptr<Pass> pass_;
+  std::vector<bool> is_ready_;
+  bool has_failed_ = false;
+};
+
+}  // namespace tutti::detail

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of a module of LibTorch, and those in its results.
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/nn/module.h>
+#include <tutti/detail/torch_tensor.h>
+#include <tutti/gradient_reducer.h>
+#include <tutti/group.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace tutti::detail {
+
+// The tensors in what a module's forward() returns.
+template <class F>
+void for_each_tensor(const torch::Tensor& tensor, const F& f) {
+  f(tensor);
+}
+template <class Other, class F>
+void for_each_tensor(const Other&, const F&) {}
+template <class T, class F>
+void for_each_tensor(const std::vector<T>& list, const F& f) {
+  for (const T& element : list) for_each_tensor(element, f);
+}
+template <class A, class B, class F>
+void for_each_tensor(const std::pair<A, B>& pair, const F& f) {
+  for_each_tensor(pair.first, f);
+  for_each_tensor(pair.second, f);
+}
+template <class... T, class F>
+void for_each_tensor(const std::tuple<T...>& tuple, const F& f) {
+  std::apply([&](const T&... element) { (for_each_tensor(element, f), ...); }, tuple);
+}
+
+struct NamedTensor {
+  std::string name;
+  torch::Tensor tensor;
+};
+
+// Each once, with memory that has no gaps.
+inline std::vector<NamedTensor> torch_list(
+    const torch::OrderedDict<std::string, torch::Tensor>& dictionary) {
+  std::vector<NamedTensor> list;
+  for (const auto& item : dictionary) {
+    const torch::Tensor& tensor = item.value();
+    const auto is_same = [&](const NamedTensor& known) { return known.tensor.is_same(tensor); };
+    if (!tensor.defined() || std::any_of(list.begin(), list.end(), is_same)) continue;
+    if (!tensor.is_non_overlapping_and_dense())
+      throw InvalidArgumentError(torch_text("TorchDataParallel: \"", item.key(), "\", ",
+                                            torch_text(tensor), ", has the strides ",
+                                            tensor.strides(), ", which leave gaps in its memory"));
+    list.push_back({item.key(), tensor});
+  }
+  return list;
+}
+
+inline std::vector<GradientReducer::Parameter> reducer_parameters(
+    const std::vector<NamedTensor>& list) {
+  std::vector<GradientReducer::Parameter> all;
+  for (const auto& [name, tensor] : list)
+    all.push_back({name, Shape(tensor.sizes().vec()), dtype_of_torch(tensor),
+                   tensor.is_cpu() ? std::string() : device_of_torch(tensor)});
+  return all;
+}
+
+// The memory of each becomes that of `root`; its layout does not matter.
+inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root) {
+  std::vector<Tensor> tensors;
+  for (const auto& [name, tensor] : list)
+    tensors.push_back(from_torch(tensor.detach().as_strided({tensor.numel()}, {1})));
+  if (!tensors.empty()) group.broadcast(tensors, root);
+}
+
+// Called when a gradient has been accumulated.
+class TorchHook : public torch::autograd::FunctionPostHook {
+ public:
+  explicit TorchHook(std::function<void()> f) : f_(std::move(f)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    f_();
+    return outputs;
+  }
+
+ private:
+  const std::function<void()> f_;
+};
+
+}  // namespace tutti::detail

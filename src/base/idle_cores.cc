@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/idle_cores.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <string_view>
+
+#include "base/world.h"
+
+namespace tutti::base {
+
+namespace {
+
+thread_local bool in_background = false;
+
+// Threads that run or are ready to, this one among them; 0: unknown.
+long running_threads() {
+  static const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  char text[128];
+  const ssize_t bytes = file < 0 ? -1 : pread(file, text, sizeof(text), 0);
+  if (bytes <= 0) return 0;
+  // "0.20 0.18 0.12 1/80 11206"
+  const std::string_view all(text, size_t(bytes));
+  const size_t slash = all.find('/');
+  if (slash == std::string_view::npos) return 0;
+  const size_t begin = all.rfind(' ', slash) + 1;
+  long running = 0;
+  std::from_chars(text + begin, text + slash, running);
+  return running;
+}
+
+}  // namespace
+
+bool has_idle_core() {
+  static const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  return world() || running_threads() <= cores;
+}
+
+void mark_background_thread() { in_background = true; }
+bool is_background_thread() { return in_background; }
+
+}  // namespace tutti::base

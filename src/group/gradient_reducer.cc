@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <tutti/error.h>
+#include <tutti/gradient_reducer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+#include <optional>
+
+#include "base/hash.h"
+#include "base/world.h"
+#include "device/gpu.h"
+#include "group/group_impl.h"
+#include "tensor/tensor_impl.h"
+
+namespace tutti {
+
+namespace {
+
+using Parameter = GradientReducer::Parameter;
+
+std::string text_of(const Parameter& parameter) {
+  return fmt::format("\"{}\" {}{}", parameter.name, name(parameter.dtype),
+                     parameter.shape.to_string());
+}
+
+void check(const std::vector<Parameter>& parameters, const GradientReducerOptions& options) {
+  for (const Parameter& parameter : parameters)
+    if (!is_floating(parameter.dtype))
+      throw InvalidArgumentError(fmt::format(
+          "GradientReducer: parameter {}; the mean of gradients needs a floating point type",
+          text_of(parameter)));
+  if (options.bucket_bytes <= 0)
+    throw InvalidArgumentError(fmt::format(
+        "GradientReducer: bucket_bytes is {}, expected a positive number", options.bucket_bytes));
+  options.communication.validate("GradientReducer");
+}
+
+// A line for each.
+std::string text_of(const std::vector<Parameter>& parameters) {
+  std::string text;
+  for (const Parameter& parameter : parameters) text += text_of(parameter) + '\0';
+  return text;
+}
+
+// Those of the rank `root`, on all ranks.
+std::vector<std::string> lines_of(const Group& group, const std::string& text, int root,
+                                  const CommunicationOptions& options) {
+  int64_t bytes = int64_t(text.size());
+  group.broadcast(std::span(&bytes, 1), root, options);
+  std::vector<uint8_t> buffer(text.begin(), text.end());
+  buffer.resize(size_t(bytes));
+  group.broadcast(buffer, root, options);
+  std::vector<std::string> lines;
+  for (auto at = buffer.begin(); at != buffer.end();) {
+    const auto end = std::find(at, buffer.end(), uint8_t{0});
+    lines.emplace_back(at, end);
+    at = end + 1;
+  }
+  return lines;
+}
+
+// All ranks throw the same if one has other parameters than rank 0.
+void compare(const Group& group, const std::vector<Parameter>& parameters,
+             const CommunicationOptions& options) {
+  const std::string text = text_of(parameters);
+  const uint64_t mine = base::checksum(std::as_bytes(std::span(text)));
+  std::vector<uint64_t> all(size_t(group.size()));
+  group.all_gather(std::span(&mine, 1), all, options);
+  const auto other = std::ranges::find_if(all, [&](uint64_t hash) { return hash != all[0]; });
+  if (other == all.end()) return;
+  const int rank = int(other - all.begin());
+  const std::vector<std::string> first = lines_of(group, text, 0, options);
+  const std::vector<std::string> second = lines_of(group, text, rank, options);
+  const size_t i = size_t(std::ranges::mismatch(first, second).in1 - first.begin());
+  const auto line = [&](const std::vector<std::string>& lines) {
+    return i < lines.size() ? lines[i] : fmt::format("none ({} in all)", lines.size());
+  };
+  throw InvalidArgumentError(fmt::format(
+      "GradientReducer: ranks have different parameters: parameter {} is {} on rank 0 and {} on "
+      "rank {}; all ranks train the same model",
+      i, line(first), line(second), rank));
+}
+
+}  // namespace
+
+struct GradientReducer::Impl {
+  Impl(const Group& g, std::vector<Parameter> p, Options o)
+      : group(g), parameters(std::move(p)), options(std::move(o)) {
+    compare(group, parameters, options.communication);
+    allocate();
+    std::vector<size_t> reversed(parameters.size());
+    std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
+    fill_buckets(reversed);
+  }
+
+  // Host memory in one piece, so that other ranks map it at once.
+  void allocate() {
+    const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+    size_t bytes = 0;
+    const auto bytes_of = [&](const Parameter& parameter) {
+      return padded(size_t(parameter.shape.num_elements()) * size_of(parameter.dtype));
+    };
+    for (const Parameter& parameter : parameters)
+      if (parameter.device.empty()) bytes += bytes_of(parameter);
+    const Tensor all = group.empty({int64_t(bytes)}, DType::uint8);
+    auto* at = static_cast<std::byte*>(all.data());
+    std::fill_n(at, bytes, std::byte{0});
+    const auto owner = std::make_shared<Tensor>(all);
+    for (const Parameter& parameter : parameters) {
+      if (!parameter.device.empty()) {
+        gradients.push_back(Tensor::zeros(parameter.shape, parameter.dtype, parameter.device));
+        continue;
+      }
+      gradients.push_back(
+          Tensor::borrow(at, parameter.shape, parameter.dtype, all.device(), owner));
+      at += bytes_of(parameter);
+    }
+  }
+
+  void fill_buckets(std::span<const size_t> in_order) {
+    buckets.clear();
+    bucket_of.resize(parameters.size());
+    size_t bytes = 0;
+    for (const size_t i : in_order) {
+      // A bucket lies in one memory.
+      if (buckets.empty() || bytes >= size_t(options.bucket_bytes) ||
+          gradients[buckets.back().parameters[0]].device() != gradients[i].device()) {
+        buckets.emplace_back();
+        bytes = 0;
+      }
+      buckets.back().parameters.push_back(i);
+      buckets.back().gradients.push_back(gradients[i]);
+      bytes += gradients[i].num_bytes();
+      bucket_of[i] = buckets.size() - 1;
+    }
+    restart();
+  }
+
+  void restart() {
+    for (Bucket& bucket : buckets) {
+      bucket.missing = bucket.parameters.size();
+      bucket.before.clear();
+    }
+    is_ready.assign(parameters.size(), false);
+    order.clear();
+    works.clear();
+    weight.reset();
+  }
+
+  void check_index(size_t i) const {
+    if (i >= parameters.size())
+      throw OutOfRangeError(fmt::format("GradientReducer: there is no parameter {}; there are {}",
+                                        i, parameters.size()));
+  }
+
+  // Needs the mutex.
+  void make_ready(size_t i) {
+    Bucket& bucket = buckets[bucket_of[i]];
+    is_ready[i] = true;
+    order.push_back(i);
+    if (!parameters[i].device.empty()) bucket.before.push_back(device::Fence::here());
+    --bucket.missing;
+    // All ranks start the buckets in the same order.
+    while (works.size() < buckets.size() && buckets[works.size()].missing == 0)
+      works.push_back(start(buckets[works.size()]));
+  }
+
+  struct Bucket {
+    std::vector<size_t> parameters = {};
+    std::vector<Tensor> gradients = {};
+    size_t missing = 0;
+    std::vector<device::Fence> before = {};  // what has written those on GPUs
+  };
+  Work start(Bucket& bucket) {
+    for (const device::Fence& fence : bucket.before) fence.wait();
+    bucket.before.clear();
+    return weight ? group.all_reduce_async(bucket.gradients, WeightedMean{*weight},
+                                           options.communication)
+                  : group.all_reduce_async(bucket.gradients, ReduceOp::MEAN, options.communication);
+  }
+
+  // Needs the mutex.
+  void complete() {
+    std::vector<size_t> missing;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (!is_ready[i]) missing.push_back(i);
+    if (missing.empty()) return;
+    if (!options.missing_as_zero) fail(missing);
+    for (const size_t i : missing) {
+      detail::assign(gradients[i], Tensor::zeros(parameters[i].shape, parameters[i].dtype,
+                                                 gradients[i].device()));
+      make_ready(i);
+    }
+  }
+
+  [[noreturn]] void fail(const std::vector<size_t>& missing) {
+    constexpr size_t kMost = 8;
+    std::vector<std::string> names;
+    for (const size_t i : missing)
+      if (names.size() < kMost) names.push_back(fmt::format("\"{}\"", parameters[i].name));
+    const size_t more = missing.size() - names.size();
+    const std::string text = fmt::format(
+        "finish: rank {} has no gradient of {}{}; each parameter needs ready() in every step, "
+        "unless missing_as_zero is set",
+        group.rank(), fmt::join(names, ", "), more ? fmt::format(" and {} more", more) : "");
+    detail::GroupAccess::impl(group).fail(ErrorCode::failed_precondition, text);
+    throw FailedPreconditionError(text);
+  }
+
+  void finish() {
+    {
+      std::lock_guard lock(mutex);
+      complete();
+    }
+    waited = {};
+    for (size_t b = 0; b < works.size(); ++b) {
+      const auto start = base::Clock::now();
+      works[b].wait();
+      waited += base::Clock::now() - start;
+      if (options.on_bucket) options.on_bucket({buckets[b].parameters, buckets[b].gradients});
+    }
+    agree_on_order();
+    restart();
+  }
+
+  // The order of rank 0, once it is known.
+  void agree_on_order() {
+    if (has_order || parameters.empty()) return;
+    std::vector<uint64_t> first(order.begin(), order.end());
+    group.broadcast(first, 0, options.communication);
+    has_order = true;
+    fill_buckets(std::vector<size_t>(first.begin(), first.end()));
+  }
+
+  const Group group;
+  const std::vector<Parameter> parameters;
+  const Options options;
+  std::vector<Tensor> gradients;
+
+  std::mutex mutex;
+  std::vector<Bucket> buckets;
+  std::vector<size_t> bucket_of;
+  std::vector<bool> is_ready;
+  std::vector<size_t> order;  // in which gradients became ready
+  std::vector<Work> works;    // of the first buckets
+  std::optional<double> weight;
+  bool has_order = false;
+  std::weak_ptr<void> pause;
+  std::chrono::nanoseconds waited{};
+};
+
+GradientReducer::GradientReducer(const Group& group, std::vector<Parameter> parameters,
+                                 const Options& options) {
+  check(parameters, options);
+  impl_ = std::make_unique<Impl>(group.split(0, group.rank()), std::move(parameters), options);
+}
+GradientReducer::~GradientReducer() = default;
+GradientReducer::GradientReducer(GradientReducer&&) noexcept = default;
+GradientReducer& GradientReducer::operator=(GradientReducer&&) noexcept = default;
+
+size_t GradientReducer::size() const { return impl_->parameters.size(); }
+const Group& GradientReducer::group() const { return impl_->group; }
+
+const Tensor& GradientReducer::gradient(size_t i) const {
+  impl_->check_index(i);
+  return impl_->gradients[i];
+}
+
+void GradientReducer::begin(double weight) {
+  if (!(weight >= 0) || std::isinf(weight))
+    throw InvalidArgumentError(
+        fmt::format("begin: the weight is {}, expected a finite number of 0 or more", weight));
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->order.empty())
+    throw FailedPreconditionError(
+        fmt::format("begin: the gradient of \"{}\" is ready already; finish() ends a step",
+                    impl_->parameters[impl_->order[0]].name));
+  impl_->weight = weight;
+}
+
+void GradientReducer::ready(size_t i) {
+  impl_->check_index(i);
+  std::lock_guard lock(impl_->mutex);
+  if (is_paused()) return;
+  if (impl_->is_ready[i])
+    throw FailedPreconditionError(
+        fmt::format("ready: the gradient of \"{}\" was ready before in this step; finish() ends a "
+                    "step",
+                    impl_->parameters[i].name));
+  impl_->make_ready(i);
+}
+
+void GradientReducer::finish() {
+  if (is_paused()) return;
+  try {
+    impl_->finish();
+  } catch (...) {
+    impl_->restart();  // the group throws the same error again
+    throw;
+  }
+}
+
+std::chrono::nanoseconds GradientReducer::waited() const { return impl_->waited; }
+
+GradientReducer::Pause GradientReducer::no_sync() {
+  std::shared_ptr<void> held = impl_->pause.lock();
+  if (!held) impl_->pause = held = std::make_shared<char>();
+  return Pause(std::move(held));
+}
+
+bool GradientReducer::is_paused() const { return !impl_->pause.expired(); }
+
+void GradientReducer::abort(const std::string& reason) {
+  detail::GroupAccess::impl(impl_->group)
+      .fail(ErrorCode::aborted, fmt::format("rank {} failed: {}", impl_->group.rank(), reason));
+}
+
+double clip_by_global_norm(std::span<const Tensor> tensors, double most) {
+  if (!(most > 0))
+    throw InvalidArgumentError(fmt::format(
+        "clip_by_global_norm: the norm may be at most {}, expected a positive number", most));
+  double squares = 0;
+  for (const Tensor& tensor : tensors) {
+    if (!is_floating(tensor.dtype()))
+      throw InvalidArgumentError(fmt::format(
+          "clip_by_global_norm: {}, expected floating point numbers", tensor.to_string()));
+    double sum = 0;
+    for (const double value : tensor.to(DType::float64).to_vector<double>()) sum += value * value;
+    squares += sum;
+  }
+  const double norm = std::sqrt(squares);
+  if (!(norm > most)) return norm;
+  for (const Tensor& tensor : tensors) {
+    const Tensor wide = tensor.to(DType::float64);
+    detail::scale(wide, most / norm, false);
+    detail::assign(tensor, wide.to(tensor.dtype()));
+  }
+  return norm;
+}
+
+}  // namespace tutti
