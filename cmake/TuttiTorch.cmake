@@ -1,0 +1,32 @@
+# LibTorch, for the tests, examples and benchmarks of tutti/torch.h; the library itself does without. TUTTI_TORCH is AUTO (if it is
+# there), ON (an error without it) or OFF; Torch_DIR names one that is not Debian's. Programs link tutti_torch, which brings
+# Tutti along.
+set(TUTTI_TORCH AUTO CACHE STRING "Build what uses LibTorch: AUTO (if it is there), ON, OFF")
+set_property(CACHE TUTTI_TORCH PROPERTY STRINGS AUTO ON OFF)
+
+function(tutti_find_torch)
+  if(TUTTI_TORCH STREQUAL AUTO)
+    find_package(Torch QUIET)
+  else()
+    find_package(Torch REQUIRED)
+  endif()
+  if(NOT Torch_FOUND)
+    message(STATUS "What uses LibTorch is not built: libtorch-dev was not found")
+    return()
+  endif()
+  foreach(target torch torch_library c10 c10_cuda torch_cpu torch_cpu_library torch_cuda torch_cuda_library)
+    if(TARGET ${target})
+      set_target_properties(${target} PROPERTIES IMPORTED_GLOBAL ON)
+    endif()
+  endforeach()
+  add_library(tutti_libtorch INTERFACE)
+  target_link_libraries(tutti_libtorch INTERFACE ${TORCH_LIBRARIES})
+  separate_arguments(flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")
+  target_compile_options(tutti_libtorch INTERFACE ${flags})
+  add_library(tutti_torch INTERFACE)
+  target_link_libraries(tutti_torch INTERFACE tutti::tutti tutti_libtorch)
+endfunction()
+
+if(TUTTI_TORCH)
+  tutti_find_torch()
+endif()
