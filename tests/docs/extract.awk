@@ -1,5 +1,6 @@
 # Writes every ```cpp block of the given Markdown files to out/<document>_<n>.cc, and the ```text block that follows a whole
-# program to out/<document>_<n>.txt. A block without main becomes the body of a function.
+# program to out/<document>_<n>.txt. A block without main becomes the body of a function, whose name no other block has, and is given
+# Tutti's headers, and LibTorch's if it uses them.
 FNR == 1 { n = 0; document = FILENAME; sub(".*/", "", document); gsub("[^A-Za-z0-9]", "_", document); program = 0 }
 /^```cpp/ { ++n; code = includes = ""; inside = "cpp"; next }
 /^```text/ { inside = program ? "text" : "other"; text = ""; next }
@@ -10,7 +11,7 @@ FNR == 1 { n = 0; document = FILENAME; sub(".*/", "", document); gsub("[^A-Za-z0
     program = code ~ /int main\(/
     file = base ".cc"
     if (program) printf "%s%s", includes, code > file
-    else printf "%s#include <tutti/compat.h>\n#include <tutti/tutti.h>\nusing namespace tutti;\n[[maybe_unused]] static void snippet() {\n%s}\n", includes, code > file
+    else printf (code ~ /torch::/ ? "#include <torch/torch.h>\n#include <tutti/torch.h>\n" : "") "%s#include <tutti/compat.h>\n#include <tutti/tutti.h>\nusing namespace tutti;\n[[maybe_unused]] static void snippet_%s_%d() {\n%s}\n", includes, document, n, code > file
     close(file)
   } else {
     if (inside == "text") { printf "%s", text > (base ".txt"); close(base ".txt") }
