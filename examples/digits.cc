@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -152,6 +153,36 @@ double accuracy(Strategy& strategy, const Model& model, const Data& test) {
   return double(correct) / double(test.labels.num_elements());
 }
 
+// The shares of the time of some steps, on the average over all replicas.
+struct Shares {
+  double waiting, exchange;
+};
+
+// The replica that comes last to an all_reduce waits for no other one, so the shortest all_reduce
+// of a step is the exchange itself, and what the others' took longer is waiting. No clocks of two
+// machines are compared.
+Shares shares(Strategy& strategy, const std::vector<PerReplica<StepResult>>& steps) {
+  std::vector<Tensor> exchanges, totals;
+  for (size_t r = 0; r < steps[0].size(); ++r) {
+    std::vector<double> exchange;
+    double busy = 0;
+    for (const PerReplica<StepResult>& step : steps) {
+      exchange.push_back(step[r].all_reduce_seconds);
+      busy += step[r].seconds;
+    }
+    const std::string& device = steps[0][r].loss.device();
+    exchanges.push_back(Tensor::of(std::span<const double>(exchange), device));
+    totals.push_back(Tensor::of<double>(
+        {1, busy, std::accumulate(exchange.begin(), exchange.end(), 0.)}, device));
+  }
+  const Tensor shortest = strategy.reduce(ReduceOp::MIN, PerReplica<Tensor>(exchanges));
+  const Tensor sums = strategy.reduce(ReduceOp::SUM, PerReplica<Tensor>(totals));
+  const std::span<const double> least = shortest.span<const double>(),
+                                sum = sums.span<const double>();
+  const double exchange = sum[0] * std::accumulate(least.begin(), least.end(), 0.);
+  return {(sum[2] - exchange) / sum[1], exchange / sum[1]};
+}
+
 // The digits as another hand might have written them: a third of them moved by a pixel, all of them
 // a little noisy.
 Tensor varied(const Tensor& pixels, uint64_t number) {
@@ -283,7 +314,8 @@ Result train(Strategy& strategy, const Options& options) {
   Result result{};
   int done = int(checkpoint ? checkpoint->restore().value_or(0) : 0);
   if (done && !quiet) std::printf("going on from step %d\n", done);
-  double loss = 0, seen = 0, total = 0, busy = 0, reducing = 0, seconds = 0;
+  double loss = 0, seen = 0, total = 0, seconds = 0;
+  std::vector<PerReplica<StepResult>> epoch_steps;
   auto start = Clock::now();
   while (const std::optional<DistributedElement> element = input.get_next_as_optional()) {
     const float rate =
@@ -295,8 +327,7 @@ Result train(Strategy& strategy, const Options& options) {
     const std::span<const float> sums = results[0].loss.span<const float>();
     loss += sums[0];
     seen += sums[1];
-    busy += results[0].seconds;
-    reducing += results[0].all_reduce_seconds;
+    epoch_steps.push_back(results);
     const int epoch = done++ / steps_per_epoch + 1;
     if (checkpoint && done % 50 == 0) checkpoint->save(done);
     if (terminal && done % 8 == 0) {
@@ -310,15 +341,17 @@ Result train(Strategy& strategy, const Options& options) {
     seconds += took;
     total += seen;
     result = {accuracy(strategy, model, test), total / seconds};
+    const Shares spent = shares(strategy, epoch_steps);
     if (!quiet) {
       std::printf(
-          "%sepoch %2d  loss %.4f  test accuracy %5.2f %%  %6.0f examples/s  all_reduce %2.0f %% "
-          "of the step\n",
+          "%sepoch %2d  loss %.4f  test accuracy %5.2f %%  %6.0f examples/s  waited for other "
+          "replicas %2.0f %%, exchange %2.0f %% of the step\n",
           terminal ? "\r\033[K" : "", epoch, loss / seen, 100 * result.accuracy, seen / took,
-          100 * reducing / busy);
+          100 * spent.waiting, 100 * spent.exchange);
       std::fflush(stdout);
     }
-    loss = seen = busy = reducing = 0;
+    loss = seen = 0;
+    epoch_steps.clear();
     start = Clock::now();
   }
   if (result.examples_per_second == 0) result.accuracy = accuracy(strategy, model, test);

@@ -88,7 +88,7 @@ class TorchDataParallel {
   //     batch = next();
   //   }
   //
-  // The mean is over the ranks that have a batch; begin(), if used, comes after join().
+  // The mean is over the ranks that have a batch; those call begin(), if it is used, after join().
   bool join(bool has_batch) { return gradients_->join(has_batch); }
   void skip() { gradients_->skip(module_->is_training()); }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <tutti/detail/expect_alike.h>
 #include <tutti/error.h>
 #include <tutti/gradient_reducer.h>
 
@@ -14,6 +15,7 @@
 #include "base/world.h"
 #include "device/gpu.h"
 #include "group/group_impl.h"
+#include "job/job.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti {
@@ -39,21 +41,13 @@ void check(const std::vector<Parameter>& parameters, const GradientReducerOption
   options.communication.validate("GradientReducer");
 }
 
-// A line for each.
-std::string text_of(const std::vector<Parameter>& parameters) {
-  std::string text;
-  for (const Parameter& parameter : parameters) text += text_of(parameter) + '\0';
-  return text;
-}
-
 // Those of the rank `root`, on all ranks.
-std::vector<std::string> lines_of(const Group& group, const std::string& text, int root,
-                                  const CommunicationOptions& options) {
-  int64_t bytes = int64_t(text.size());
-  group.broadcast(std::span(&bytes, 1), root, options);
+std::vector<std::string> lines_of(const Group& group, const std::string& text, int root) {
+  auto bytes = int64_t(text.size());
+  group.broadcast(std::span(&bytes, 1), root);
   std::vector<uint8_t> buffer(text.begin(), text.end());
   buffer.resize(size_t(bytes));
-  group.broadcast(buffer, root, options);
+  group.broadcast(buffer, root);
   std::vector<std::string> lines;
   for (auto at = buffer.begin(); at != buffer.end();) {
     const auto end = std::find(at, buffer.end(), uint8_t{0});
@@ -63,34 +57,37 @@ std::vector<std::string> lines_of(const Group& group, const std::string& text, i
   return lines;
 }
 
-// All ranks throw the same if one has other parameters than rank 0.
-void compare(const Group& group, const std::vector<Parameter>& parameters,
-             const CommunicationOptions& options) {
-  const std::string text = text_of(parameters);
+}  // namespace
+
+void detail::expect_alike(const Group& group, const std::string& what,
+                          const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + '\0';
   const uint64_t mine = base::checksum(std::as_bytes(std::span(text)));
   std::vector<uint64_t> all(size_t(group.size()));
-  group.all_gather(std::span(&mine, 1), all, options);
+  group.all_gather(std::span(&mine, 1), all);
   const auto other = std::ranges::find_if(all, [&](uint64_t hash) { return hash != all[0]; });
   if (other == all.end()) return;
   const int rank = int(other - all.begin());
-  const std::vector<std::string> first = lines_of(group, text, 0, options);
-  const std::vector<std::string> second = lines_of(group, text, rank, options);
+  const std::vector<std::string> first = lines_of(group, text, 0);
+  const std::vector<std::string> second = lines_of(group, text, rank);
   const size_t i = size_t(std::ranges::mismatch(first, second).in1 - first.begin());
-  const auto line = [&](const std::vector<std::string>& lines) {
-    return i < lines.size() ? lines[i] : fmt::format("none ({} in all)", lines.size());
+  const auto line = [&](const std::vector<std::string>& its) {
+    return i < its.size() ? its[i] : fmt::format("none ({} in all)", its.size());
   };
-  throw InvalidArgumentError(fmt::format(
-      "GradientReducer: ranks have different parameters: parameter {} is {} on rank 0 and {} on "
-      "rank {}; all ranks train the same model",
-      i, line(first), line(second), rank));
+  const std::string error =
+      fmt::format("{}: ranks hold different models: line {} is {} on rank 0 and {} on rank {}",
+                  what, i, line(first), line(second), rank);
+  group::report_failure({-1, ErrorCode::invalid_argument, error});
+  throw InvalidArgumentError(error);
 }
-
-}  // namespace
 
 struct GradientReducer::Impl {
   Impl(const Group& g, std::vector<Parameter> p, Options o)
       : group(g), parameters(std::move(p)), options(std::move(o)) {
-    compare(group, parameters, options.communication);
+    std::vector<std::string> lines;
+    for (const Parameter& parameter : parameters) lines.push_back(text_of(parameter));
+    detail::expect_alike(group, "GradientReducer", lines);
     allocate();
     std::vector<size_t> reversed(parameters.size());
     std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
@@ -204,8 +201,8 @@ struct GradientReducer::Impl {
       if (names.size() < kMost) names.push_back(fmt::format("\"{}\"", parameters[i].name));
     const size_t more = missing.size() - names.size();
     const std::string text = fmt::format(
-        "finish: rank {} has no gradient of {}{}; each parameter needs ready() in every step, "
-        "unless missing_as_zero is set",
+        "finish: rank {} has no gradient of {}{}; with missing_as_zero such a gradient counts as "
+        "zero",
         group.rank(), fmt::join(names, ", "), more ? fmt::format(" and {} more", more) : "");
     detail::GroupAccess::impl(group).fail(ErrorCode::failed_precondition, text);
     throw FailedPreconditionError(text);

@@ -16,6 +16,7 @@ namespace {
 // Of tutti::detail: what the templates of public headers call, or derive from.
 const std::set<std::string> kDetails{"Meeting",
                                      "component_on_current_device",
+                                     "expect_alike",
                                      "local_replica_id",
                                      "read",
                                      "throw_arity",

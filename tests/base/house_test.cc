@@ -61,6 +61,7 @@ const std::map<std::string, std::string> kPublicHeaders = {
     {"detail/reducible.h", "tensor"},
     {"detail/group_call.h", "group/core"},
     {"gradient_reducer.h", "group"},
+    {"detail/expect_alike.h", "group"},
     {"torch.h", "group"},
     {"detail/torch_tensor.h", "group"},
     {"detail/torch_module.h", "group"},

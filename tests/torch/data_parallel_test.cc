@@ -336,6 +336,15 @@ TEST_P(TorchModel, AJoinedMeanIsThatOfTheRanksThatHaveABatch) {
   });
 }
 
+TEST_P(TorchModel, SkipsOnlyWhatJoinKnowsOf) {
+  on_ranks(groups, [&](const Group& group) {
+    TorchDataParallel model(net_of(1), group);
+    EXPECT_EQ(caught([&] { model.skip(); }).code, ErrorCode::failed_precondition);
+    EXPECT_TRUE(model.join(true));
+    EXPECT_THAT(caught([&] { model.skip(); }).text, HasSubstr("join(false) comes before"));
+  });
+}
+
 TEST_P(TorchModel, ForwardGivesAllRanksTheBuffersOfRank0WhileTraining) {
   on_ranks(groups, [&](const Group& group) {
     const Net net = net_of(1);
@@ -434,12 +443,28 @@ TEST_P(TorchModel, AnExceptionInAPassNamesTheRankOnAllOthers) {
 
 TEST_P(TorchModel, DiffersFromThoseOfOtherRanksByName) {
   if (n == 1) return;
-  const auto errors = errors_on_ranks(groups, [&](const Group& group) {
-    TorchDataParallel(net_of(1, group.rank() == n - 1), group);
-  });
-  expect_everywhere(
-      errors, ErrorCode::invalid_argument,
-      {"parameter 6 is none (6 in all) on rank 0 and \"unused.weight\" float32[3, 6] on rank"});
+  const auto expect = [&](const auto& change, const std::string& text) {
+    const auto errors = errors_on_ranks(groups, [&](const Group& group) {
+      const Net net = net_of(1);
+      if (group.rank() == n - 1) change(*net);
+      TorchDataParallel(net, group);
+    });
+    expect_everywhere(errors, ErrorCode::invalid_argument,
+                      {"TorchDataParallel: ranks hold different models: " + text + " on rank " +
+                       std::to_string(n - 1)});
+  };
+  expect([](NetImpl& net) { net.register_module("more", Linear(2, 1)); },
+         "line 6 is buffer \"norm.running_mean\" Float[16] on rank 0 and parameter "
+         "\"more.weight\" Float[1, 2]");
+  expect([](NetImpl& net) { net.second->to(torch::kDouble); },
+         "line 4 is parameter \"second.weight\" Float[3, 16] on rank 0 and parameter "
+         "\"second.weight\" Double[3, 16]");
+  expect([](NetImpl& net) { net.second->bias.set_requires_grad(false); },
+         "line 5 is parameter \"second.bias\" Float[3] on rank 0 and frozen parameter "
+         "\"second.bias\" Float[3]");
+  expect([](NetImpl& net) { net.register_buffer("more", torch::zeros({1})); },
+         "line 6 is buffer \"norm.running_mean\" Float[16] on rank 0 and buffer \"more\" "
+         "Float[1]");
 }
 
 TEST(TorchHooks, DoNothingOnceTheModelIsGone) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <tutti/detail/expect_alike.h>
 #include <tutti/detail/torch_module.h>
 #include <tutti/gradient_reducer.h>
 
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tutti::detail {
@@ -24,14 +26,15 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
                                             const GradientReducerOptions& options,
                                             bool broadcasts_buffers) {
     const std::vector<NamedTensor> parameters = torch_list(module.named_parameters());
-    std::vector<NamedTensor> trained;
-    for (const NamedTensor& parameter : parameters)
-      if (parameter.tensor.requires_grad()) trained.push_back(parameter);
-    auto gradients = std::shared_ptr<TorchGradients>(
-        new TorchGradients(std::move(trained), torch_list(module.named_buffers()), group, options));
-    gradients->share(parameters);
-    gradients->share(gradients->buffers_);
-    if (!broadcasts_buffers) gradients->buffers_.clear();
+    const std::vector<NamedTensor> buffers = torch_list(module.named_buffers());
+    expect_alike(group, "TorchDataParallel", torch_lines(parameters, buffers));
+    auto trained = parameters;
+    std::erase_if(trained, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
+    auto gradients =
+        std::shared_ptr<TorchGradients>(new TorchGradients(std::move(trained), group, options));
+    for (const auto* list : {&parameters, &buffers})
+      broadcast(gradients->reducer_.group(), *list, 0, gradients->gpus_);
+    if (broadcasts_buffers) gradients->buffers_ = buffers;
     gradients->add_hooks();
     return gradients;
   }
@@ -39,7 +42,8 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   GradientReducer& reducer() { return reducer_; }
 
   void begin_forward(bool is_training) {
-    if (is_training && torch::GradMode::is_enabled() && !reducer_.is_paused()) share(buffers_);
+    if (is_training && torch::GradMode::is_enabled() && !reducer_.is_paused())
+      broadcast(reducer_.group(), buffers_, root_, gpus_);
   }
 
   // A pass that starts at one of these ends when all nested ones have ended.
@@ -59,13 +63,17 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     const uint8_t mine = has_batch;
     group.all_gather(std::span(&mine, 1), all);
     const auto first = std::find(all.begin(), all.end(), 1);
-    root_ = first == all.end() ? 0 : int(first - all.begin());
-    if (first == all.end()) return false;
-    if (std::count(all.begin(), all.end(), 1) < group.size()) reducer_.begin(mine);
-    return true;
+    const bool any = first != all.end();
+    root_ = any ? int(first - all.begin()) : 0;
+    is_skipped_ = any && !has_batch;
+    if (any && std::count(first, all.end(), 1) < group.size()) reducer_.begin(mine);
+    return any;
   }
 
   void skip(bool is_training) {
+    if (reducer_.is_paused()) return;
+    if (!std::exchange(is_skipped_, false))
+      throw FailedPreconditionError("skip: join(false) comes before, and returns true");
     begin_forward(is_training);
     for (size_t i = 0; i < parameters_.size(); ++i) reducer_.ready(i);
     is_ready_.assign(parameters_.size(), true);
@@ -83,10 +91,9 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     bool is_over = false;
   };
 
-  TorchGradients(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
-                 const Group& group, const GradientReducerOptions& options)
+  TorchGradients(std::vector<NamedTensor> parameters, const Group& group,
+                 const GradientReducerOptions& options)
       : parameters_(std::move(parameters)),
-        buffers_(std::move(buffers)),
         may_miss_(options.missing_as_zero),
         reducer_(group, reducer_parameters(parameters_), options),
         is_ready_(parameters_.size()) {
@@ -108,19 +115,16 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     }
   }
 
-  void share(const std::vector<NamedTensor>& list) {
-    const TorchStreams streams(gpus_);
-    broadcast(reducer_.group(), list, root_);
-  }
-
   // Called inside a backward pass, which will call finish() when it ends.
   void begin_pass() {
-    const std::lock_guard lock(mutex_);
-    if (has_failed_)
-      throw AbortedError("TorchDataParallel: an earlier backward pass of this rank has failed");
-    if (!pass_.expired()) return;
-    const auto pass = std::make_shared<Pass>(shared_from_this());
-    pass_ = pass;
+    std::shared_ptr<Pass> pass;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_.empty())
+        throw AbortedError(torch_text("rank ", reducer_.group().rank(), " failed: ", failure_));
+      if (!pass_.expired()) return;
+      pass_ = pass = std::make_shared<Pass>(shared_from_this());
+    }
     torch::autograd::Engine::get_default_engine().queue_callback([pass] {
       pass->is_over = true;
       pass->gradients->end_pass();
@@ -139,11 +143,11 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
 
   void abandon() noexcept {
     const std::lock_guard lock(mutex_);
-    has_failed_ = true;
     const auto ready = std::count(is_ready_.begin(), is_ready_.end(), true);
     try {
-      reducer_.abort(torch_text("its backward pass ended with an exception, after ", ready, " of ",
-                                parameters_.size(), " gradients"));
+      failure_ = torch_text("its backward pass ended with an exception, after ", ready, " of ",
+                            parameters_.size(), " gradients");
+      reducer_.abort(failure_);
     } catch (const std::exception&) {  // the other ranks miss this one at their deadline
     }
   }
@@ -187,10 +191,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
       for (size_t i = 0; i < parameters_.size(); ++i) {
         is_used[i] = parameters_[i].tensor.grad().defined();
         if (is_ready[i]) continue;
-        if (is_used[i])
-          put_in_place(i);
-        else
-          places_[i].zero_();
+        is_used[i] ? put_in_place(i) : void(places_[i].zero_());
         reducer_.ready(i);
       }
     }
@@ -209,11 +210,11 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   // LibTorch itself does not keep them.
   std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
   int root_ = 0;  // the rank whose buffers count
-
+  bool is_skipped_ = false;
   std::mutex mutex_;
   std::weak_ptr<Pass> pass_;
   std::vector<bool> is_ready_;
-  bool has_failed_ = false;
+  std::string failure_;  // of an earlier pass
 };
 
 }  // namespace tutti::detail

@@ -60,6 +60,20 @@ inline std::vector<NamedTensor> torch_list(
   return list;
 }
 
+// A line for each tensor, for other ranks to compare.
+inline std::vector<std::string> torch_lines(const std::vector<NamedTensor>& parameters,
+                                            const std::vector<NamedTensor>& buffers) {
+  std::vector<std::string> lines;
+  const auto add = [&](const NamedTensor& named, const char* kind) {
+    lines.push_back(torch_text(kind, " \"", named.name, "\" ", named.tensor.scalar_type(),
+                               named.tensor.sizes()));
+  };
+  for (const NamedTensor& p : parameters)
+    add(p, p.tensor.requires_grad() ? "parameter" : "frozen parameter");
+  for (const NamedTensor& b : buffers) add(b, "buffer");
+  return lines;
+}
+
 inline std::vector<GradientReducer::Parameter> reducer_parameters(
     const std::vector<NamedTensor>& list) {
   std::vector<GradientReducer::Parameter> all;
@@ -70,7 +84,9 @@ inline std::vector<GradientReducer::Parameter> reducer_parameters(
 }
 
 // The memory of each becomes that of `root`; its layout does not matter.
-inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root) {
+inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root,
+                      const std::vector<std::string>& gpus) {
+  const TorchStreams streams(gpus);
   std::vector<Tensor> tensors;
   for (const auto& [name, tensor] : list)
     tensors.push_back(from_torch(tensor.detach().as_strided({tensor.numel()}, {1})));
