@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 #include <tutti/torch.h>
 
+#include <sstream>
+
 #include "group/ranks.h"
 
 namespace tutti {
@@ -465,6 +467,32 @@ TEST_P(TorchModel, DiffersFromThoseOfOtherRanksByName) {
   expect([](NetImpl& net) { net.register_buffer("more", torch::zeros({1})); },
          "line 6 is buffer \"norm.running_mean\" Float[16] on rank 0 and buffer \"more\" "
          "Float[1]");
+}
+
+TEST_P(TorchModel, GoesOnAfterParametersAreLoaded) {
+  std::stringstream file;
+  {
+    torch::serialize::OutputArchive archive;
+    net_of(5)->save(archive);
+    archive.save_to(file);
+  }
+  on_ranks(groups, [&, text = file.str()](const Group& group) {
+    const Net net = net_of(1), alone = net_of(5);
+    TorchDataParallel model(net, group);
+    loss_of(model.forward(batch_of(group.rank()))).backward();
+    std::istringstream stream(text);
+    torch::serialize::InputArchive archive;
+    archive.load_from(stream);
+    net->load(archive);
+    zero_to_none(*net);
+    loss_of(model.forward(batch_of(group.rank()))).backward();
+    loss_of(alone->forward(batch_of(group.rank()))).backward();
+    expect_equal(gradients_of(*net), means_of(gradients_of(*alone), group));
+
+    net->to(torch::kDouble);
+    EXPECT_THAT(caught([&] { model.forward(batch_of(0).to(torch::kDouble)); }).text,
+                HasSubstr("\"first.weight\" has become Double[16, 6] on cpu and was Float[16, 6]"));
+  });
 }
 
 TEST(TorchHooks, DoNothingOnceTheModelIsGone) {

@@ -42,8 +42,9 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   GradientReducer& reducer() { return reducer_; }
 
   void begin_forward(bool is_training) {
-    if (is_training && torch::GradMode::is_enabled() && !reducer_.is_paused())
-      broadcast(reducer_.group(), buffers_, root_, gpus_);
+    if (!torch::GradMode::is_enabled() || reducer_.is_paused()) return;
+    add_hooks();
+    if (is_training) broadcast(reducer_.group(), buffers_, root_, gpus_);
   }
 
   // A pass that starts at one of these ends when all nested ones have ended.
@@ -106,12 +107,17 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     }
   }
 
+  // Loading a module gives parameters other nodes.
   void add_hooks() {
+    accumulators_.resize(parameters_.size());
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].tensor));
-      accumulators_.back()->add_post_hook(std::make_unique<TorchHook>([weak = weak_from_this(), i] {
+      auto node = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+      if (node == accumulators_[i]) continue;
+      expect_unchanged(parameters_[i], places_[i]);
+      node->add_post_hook(std::make_unique<TorchHook>([weak = weak_from_this(), i] {
         if (const auto self = weak.lock()) self->accumulated(i);
       }));
+      accumulators_[i] = std::move(node);
     }
   }
 
@@ -155,15 +161,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   void accumulated(size_t i) {
     if (reducer_.is_paused()) return;
     begin_pass();
-    const auto& [name, parameter] = parameters_[i];
-    if (torch::GradMode::is_enabled())
-      throw InvalidArgumentError(
-          torch_text("TorchDataParallel: the gradient of \"", name,
-                     "\" was made with create_graph; a derivative of a mean over ranks is not "
-                     "supported, so take it while no_sync() lives"));
-    if (parameter.grad().layout() != torch::kStrided)
-      throw InvalidArgumentError(
-          torch_text("TorchDataParallel: the gradient of \"", name, "\" is sparse, not dense"));
+    expect_plain_gradient(parameters_[i]);
     put_in_place(i);
     {
       const std::lock_guard lock(mutex_);

@@ -93,6 +93,28 @@ inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, 
   if (!tensors.empty()) group.broadcast(tensors, root);
 }
 
+// InvalidArgumentError if `place`, which was made for the parameter's gradient, no longer fits.
+inline void expect_unchanged(const NamedTensor& parameter, const torch::Tensor& place) {
+  const torch::Tensor& now = parameter.tensor;
+  if (now.sizes() != place.sizes() || now.scalar_type() != place.scalar_type() ||
+      now.device() != place.device())
+    throw InvalidArgumentError(torch_text("TorchDataParallel: \"", parameter.name, "\" has become ",
+                                          torch_text(now), " and was ", torch_text(place),
+                                          "; change a module before, or make a new model of it"));
+}
+
+// Called in a backward pass. InvalidArgumentError if the gradient has a graph, or is sparse.
+inline void expect_plain_gradient(const NamedTensor& parameter) {
+  if (torch::GradMode::is_enabled())
+    throw InvalidArgumentError(
+        torch_text("TorchDataParallel: the gradient of \"", parameter.name,
+                   "\" was made with create_graph; a derivative of a mean over ranks is not "
+                   "supported, so take it while no_sync() lives"));
+  if (parameter.tensor.grad().layout() != torch::kStrided)
+    throw InvalidArgumentError(torch_text("TorchDataParallel: the gradient of \"", parameter.name,
+                                          "\" is sparse, not dense"));
+}
+
 // Called when a gradient has been accumulated.
 class TorchHook : public torch::autograd::FunctionPostHook {
  public:
