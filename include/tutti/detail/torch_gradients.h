@@ -171,13 +171,13 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     reducer_.ready(i);
   }
 
-  // Moves the gradient to where the other ranks reach it, unless it is there.
+  // Copies the gradient to where the other ranks reach it, unless it is there. Its own memory goes
+  // at the end of the pass: the system takes long to give memory that came and went in between.
   void put_in_place(size_t i) {
-    torch::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    const torch::Tensor& gradient = parameters_[i].tensor.grad();
     if (gradient.data_ptr() == places_[i].data_ptr()) return;
     const torch::NoGradGuard no_grad;
     places_[i].copy_(gradient);
-    gradient = places_[i];
   }
 
   void finish() {
