@@ -57,6 +57,35 @@ inline std::string device_of_torch(const torch::Tensor& tensor) {
                                         torch_text(tensor), "; `tutti info` says what it finds"));
 }
 
+// While it lives, Tutti's operations of this thread on these GPUs are enqueued on LibTorch's
+// current streams.
+class TorchStreams {
+ public:
+  explicit TorchStreams([[maybe_unused]] const std::vector<std::string>& devices) {
+#if __has_include(<c10/cuda/impl/cuda_cmake_macros.h>) && __has_include(<cuda_runtime_api.h>)
+    for (const std::string& device : devices) {
+      const auto index = torch::DeviceIndex(cuda_device(device));
+      scopes_.push_back(
+          std::make_unique<StreamScope>(c10::cuda::getCurrentCUDAStream(index).stream(), device));
+    }
+#else
+    if (!devices.empty())
+      throw UnimplementedError(
+          "from_torch: the tensor is on a GPU, but this program was compiled without CUDA's "
+          "headers, "
+          "or with a LibTorch without CUDA");
+#endif
+  }
+  ~TorchStreams() {
+    while (!scopes_.empty()) scopes_.pop_back();  // the innermost first
+  }
+  TorchStreams(const TorchStreams&) = delete;
+  TorchStreams& operator=(const TorchStreams&) = delete;
+
+ private:
+  std::vector<std::unique_ptr<StreamScope>> scopes_;
+};
+
 inline Tensor from_torch(const torch::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != torch::kStrided)
     throw InvalidArgumentError(
@@ -65,9 +94,12 @@ inline Tensor from_torch(const torch::Tensor& tensor) {
     throw InvalidArgumentError(torch_text("from_torch: ", torch_text(tensor), " has the strides ",
                                           tensor.strides(),
                                           "; contiguous() makes a copy that has none"));
+  const std::string device = device_of_torch(tensor);
+  // What Tutti enqueues next comes behind what LibTorch has enqueued.
+  if (tensor.is_cuda()) const TorchStreams in_order({device});
   const std::vector<int64_t> extents = tensor.sizes().vec();
-  return Tensor::borrow(tensor.data_ptr(), Shape(extents), dtype_of_torch(tensor),
-                        device_of_torch(tensor), std::make_shared<torch::Tensor>(tensor.detach()));
+  return Tensor::borrow(tensor.data_ptr(), Shape(extents), dtype_of_torch(tensor), device,
+                        std::make_shared<torch::Tensor>(tensor.detach()));
 }
 
 inline torch::TensorOptions torch_options(const Tensor& tensor) {
@@ -83,6 +115,7 @@ inline torch::TensorOptions torch_options(const Tensor& tensor) {
 inline torch::Tensor to_torch(const Tensor& tensor) {
   const torch::TensorOptions options = torch_options(tensor);
   const std::vector<int64_t> sizes(tensor.shape().begin(), tensor.shape().end());
+  if (options.device().is_cuda()) const TorchStreams in_order({tensor.device()});
   return torch::from_blob(
       tensor.data(), sizes, [tensor](void*) {}, options);
 }
@@ -93,33 +126,5 @@ inline torch::Tensor to_torch(const Tensor& tensor, const torch::Tensor& like) {
   return torch::from_blob(
       tensor.data(), like.sizes(), like.strides(), [tensor](void*) {}, torch_options(tensor));
 }
-
-// While it lives, Tutti's operations of this thread on these GPUs are enqueued on LibTorch's
-// current streams.
-class TorchStreams {
- public:
-  explicit TorchStreams([[maybe_unused]] const std::vector<std::string>& devices) {
-#if __has_include(<c10/cuda/impl/cuda_cmake_macros.h>) && __has_include(<cuda_runtime_api.h>)
-    for (const std::string& device : devices) {
-      const auto index = torch::DeviceIndex(cuda_device(device));
-      scopes_.push_back(
-          std::make_unique<StreamScope>(c10::cuda::getCurrentCUDAStream(index).stream(), device));
-    }
-#else
-    if (!devices.empty())
-      throw UnimplementedError(
-          "TorchDataParallel: the parameters are on a GPU, but this program was compiled without "
-          "CUDA's headers, or with a LibTorch without CUDA");
-#endif
-  }
-  ~TorchStreams() {
-    while (!scopes_.empty()) scopes_.pop_back();  // the innermost first
-  }
-  TorchStreams(const TorchStreams&) = delete;
-  TorchStreams& operator=(const TorchStreams&) = delete;
-
- private:
-  std::vector<std::unique_ptr<StreamScope>> scopes_;
-};
 
 }  // namespace tutti::detail
