@@ -35,9 +35,10 @@ inline torch::Tensor to_torch(const Tensor& tensor) { return detail::to_torch(te
 // the mean over all ranks; gradients travel while the pass still makes the rest. A handle: copies
 // stand for the same model. It is used by one thread at a time, as a torch::nn::Module is.
 //
-// A pass in which a rank throws fails on all ranks, with an AbortedError that names the rank; so
-// does every later one. A second derivative (create_graph) of the parameters, and a sparse
-// gradient, are an InvalidArgumentError that names the parameter: no_sync() leaves them alone.
+// A backward pass that throws on a rank, once it has reached the model, fails on all ranks, with an
+// AbortedError that names the rank; so does every later one. A second derivative (create_graph) of
+// the parameters, and a sparse gradient, are an InvalidArgumentError that names the parameter:
+// no_sync() leaves them alone.
 template <class Module>
 class TorchDataParallel {
  public:

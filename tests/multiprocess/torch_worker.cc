@@ -2,7 +2,8 @@
 // A worker that trains a small net of LibTorch, and may be told to go wrong.
 //   torch_worker SEED STEPS [FAULT RANK STEP [TWIST]]
 // FAULT of RANK at STEP:
-//   throw    a user's hook throws in the backward pass, and nothing catches it
+//   throw    a user's hook throws in the backward pass, and nothing catches it. Not the first hook:
+//            the pass has not reached the model by then, and a rank that catches it may go on
 //   catch    the same, but the program catches it, and goes on
 //   models   all ranks make a second model, and that of RANK is different: it has another layer
 //            (TWIST 1), a wider one (2), float64 (3), another name (4) or a frozen parameter (5)
@@ -314,7 +315,7 @@ class Training {
     if (task_.fault == "models") return make_second_model();
     if (rank_ != task_.rank) return;
     if (task_.fault == "throw" || task_.fault == "catch")
-      hooks_until_throw_ = random(rank_, -2) % net_->hooks();
+      hooks_until_throw_ = 1 + random(rank_, -2) % (net_->hooks() - 1);
     if (task_.fault == "unused")
       report_fault("has no gradient of \"branch.weight\", \"branch.bias\"");
   }
