@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -42,6 +41,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   GradientReducer& reducer() { return reducer_; }
 
   void begin_forward(bool is_training) {
+    spent_.assign(parameters_.size(), {});
     if (!torch::GradMode::is_enabled() || reducer_.is_paused()) return;
     add_hooks();
     if (is_training) broadcast(reducer_.group(), buffers_, root_, gpus_);
@@ -97,6 +97,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
       : parameters_(std::move(parameters)),
         may_miss_(options.missing_as_zero),
         reducer_(group, reducer_parameters(parameters_), options),
+        spent_(parameters_.size()),
         is_ready_(parameters_.size()) {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const torch::Tensor& parameter = parameters_[i].tensor;
@@ -171,8 +172,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     reducer_.ready(i);
   }
 
-  // Copies the gradient to where the other ranks reach it, unless it is there. Its own memory goes
-  // at the end of the pass: the system takes long to give memory that came and went in between.
+  // Copies the gradient to where the other ranks reach it, unless it is there.
   void put_in_place(size_t i) {
     const torch::Tensor& gradient = parameters_[i].tensor.grad();
     if (gradient.data_ptr() == places_[i].data_ptr()) return;
@@ -197,14 +197,16 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     // A parameter that no rank has used keeps no gradient, so that an optimizer leaves it alone.
     if (may_miss_) reducer_.group().all_reduce(is_used, ReduceOp::MAX);
     for (size_t i = 0; i < parameters_.size(); ++i)
-      if (is_used[i]) parameters_[i].tensor.mutable_grad() = places_[i];
+      if (is_used[i]) spent_[i] = std::exchange(parameters_[i].tensor.mutable_grad(), places_[i]);
   }
 
   std::vector<NamedTensor> parameters_, buffers_;
   const bool may_miss_;  // gradients of parameters
   GradientReducer reducer_;
   std::vector<torch::Tensor> places_;  // of the gradients, in memory that the group reaches
-  std::vector<std::string> gpus_;      // that hold parameters
+  // Their own memory until the next pass: freed in this one, it would go back to the system.
+  std::vector<torch::Tensor> spent_;
+  std::vector<std::string> gpus_;  // that hold parameters
   // LibTorch itself does not keep them.
   std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
   int root_ = 0;  // the rank whose buffers count
