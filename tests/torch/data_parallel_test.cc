@@ -395,8 +395,14 @@ TEST_P(TorchModel, GradOfItsResultsIsNoBackwardPass) {
 
 TEST_P(TorchModel, RefusesSecondDerivativesByName) {
   const auto errors = errors_on_ranks(groups, [&](const Group& group) {
-    TorchDataParallel model(net_of(1), group);
-    loss_of(model.forward(batch_of(group.rank()))).backward({}, true, /*create_graph=*/true);
+    const Net net = net_of(1);
+    TorchDataParallel model(net, group);
+    try {
+      loss_of(model.forward(batch_of(group.rank()))).backward({}, true, /*create_graph=*/true);
+    } catch (const Error&) {
+      zero_to_none(*net);  // which hold the graph, and the graph holds them
+      throw;
+    }
   });
   expect_everywhere(errors, ErrorCode::invalid_argument, {"the gradient of \"", "create_graph"});
 }
