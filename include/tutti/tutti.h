@@ -24,6 +24,7 @@
 #include <tutti/safetensors.h>
 #include <tutti/shape.h>
 #include <tutti/simulation.h>
+#include <tutti/span.h>
 #include <tutti/strategy.h>
 #include <tutti/strategy_extended.h>
 #include <tutti/tensor.h>

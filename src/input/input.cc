@@ -10,6 +10,7 @@
 #include "device/gpu.h"
 #include "input/dataset_node.h"
 #include "input/input_source.h"
+#include "observe/timeline.h"
 #include "tensor/tensor_impl.h"
 
 namespace tutti {
@@ -364,6 +365,7 @@ std::optional<DistributedElement> InputIterator::get_next_as_optional() {
     throw FailedPreconditionError(
         "get_next: the iterator has not been started; call initialize first");
   if (run_->ended) return {};
+  const observe::Span span("get_next");
   const input::Layout& layout = source_->layout;
   const auto local = layout.devices.size();
   const std::vector<Device*>& devices = run_->devices;

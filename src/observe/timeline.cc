@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <tutti/error.h>
+#include <tutti/span.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +19,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -206,6 +208,23 @@ void describe_timeline(const TimelinePart& part) {
                         {"error_us", double(part.error_ns) / 1e3}});
 }
 
+namespace {
+
+// A part of this thread's time, from `start_ns` on the steady clock until now.
+void write_span(std::string_view name, int64_t start_ns, nlohmann::json args) {
+  const int64_t end_ns = now_ns();
+  writer()->write({{"name", name},
+                   {"cat", "tutti"},
+                   {"ph", "X"},
+                   {"ts", double(start_ns + writer()->offset_ns()) / 1e3},
+                   {"dur", double(end_ns - start_ns) / 1e3},
+                   {"pid", getpid()},
+                   {"tid", syscall(SYS_gettid)},
+                   {"args", std::move(args)}});
+}
+
+}  // namespace
+
 Span* Span::current() { return innermost; }
 
 void Span::begin(const char* name) {
@@ -215,22 +234,42 @@ void Span::begin(const char* name) {
 }
 
 void Span::end() {
-  const int64_t end_ns = now_ns();
   innermost = outer_;
   nlohmann::json args = nlohmann::json::object();
   for (const auto& [key, value] : texts_) args[key] = value;
   for (const auto& [key, value] : numbers_) args[key] = value;
-  writer()->write({{"name", name_},
-                   {"cat", "tutti"},
-                   {"ph", "X"},
-                   {"ts", double(start_ns_ + writer()->offset_ns()) / 1e3},
-                   {"dur", double(end_ns - start_ns_) / 1e3},
-                   {"pid", getpid()},
-                   {"tid", syscall(SYS_gettid)},
-                   {"args", std::move(args)}});
+  write_span(name_, start_ns_, std::move(args));
 }
 
 void Span::set(const char* key, std::string value) { texts_.emplace_back(key, std::move(value)); }
 void Span::set(const char* key, int64_t value) { numbers_.emplace_back(key, value); }
 
 }  // namespace tutti::observe
+
+namespace tutti {
+
+struct Span::Open {
+  std::string name;
+  nlohmann::json args = nlohmann::json::object();
+  int64_t start_ns = observe::now_ns();
+};
+
+Span::Span(std::string_view name) {
+  if (observe::timeline_enabled()) open_.reset(new Open{.name = std::string(name)});
+}
+
+Span::~Span() {
+  if (open_) observe::write_span(open_->name, open_->start_ns, std::move(open_->args));
+}
+
+void Span::set(std::string_view key, std::string_view value) {
+  if (open_) open_->args[std::string(key)] = value;
+}
+void Span::set_integer(std::string_view key, int64_t value) {
+  if (open_) open_->args[std::string(key)] = value;
+}
+void Span::set_number(std::string_view key, double value) {
+  if (open_) open_->args[std::string(key)] = value;
+}
+
+}  // namespace tutti

@@ -15,6 +15,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "observe/timeline.h"
 #include "strategy/context.h"
 #include "strategy/workers.h"
 
@@ -143,6 +144,7 @@ std::string input_name(size_t input, size_t worker) {
 void save_variables(const std::string& path, const std::vector<Variable>& variables,
                     const std::map<std::string, std::string>& metadata) {
   check_context("save_variables", variables);
+  const observe::Span span("save_variables");
   TensorFile file = contents("save_variables", variables);
   file.metadata = metadata;
   workers_of(variables).on_chief([&] { write_safetensors(path, file); });
@@ -151,6 +153,7 @@ void save_variables(const std::string& path, const std::vector<Variable>& variab
 std::map<std::string, std::string> load_variables(const std::string& path,
                                                   const std::vector<Variable>& variables) {
   check_context("load_variables", variables);
+  const observe::Span span("load_variables");
   const Workers& workers = workers_of(variables);
   TensorFile file;
   workers.on_chief([&] {
@@ -195,6 +198,8 @@ void Checkpoint::save(int64_t step, const std::map<std::string, std::string>& me
   if (step < 0)
     throw InvalidArgumentError(
         fmt::format("Checkpoint::save: the step is {}, expected 0 or more", step));
+  observe::Span span("Checkpoint::save");
+  span.set("step", step);
   const Workers& workers = workers_of(variables_);
   TensorFile file = contents("Checkpoint::save", variables_);
   file.metadata = metadata;
@@ -246,6 +251,7 @@ void Checkpoint::put_aside(int64_t step) const {
 
 std::optional<int64_t> Checkpoint::restore() {
   check_context("Checkpoint::restore", variables_);
+  const observe::Span span("Checkpoint::restore");
   const Workers& workers = workers_of(variables_);
   TensorFile file;
   workers.on_chief([&] {

@@ -5,6 +5,7 @@
 #include <tutti/error.h>
 
 #include "base/settings.h"
+#include "observe/timeline.h"
 #include "strategy/context.h"
 #include "strategy/workers.h"
 
@@ -34,6 +35,8 @@ void ReplicaGroup::run(const std::function<void(size_t)>& fn) {
   threads_.run([&](int i) {
     const ContextSwitch inside(strategy_, &contexts_[size_t(i)], i, contexts_[size_t(i)].device());
     try {
+      observe::Span span("run");
+      span.set("replica", contexts_[size_t(i)].replica_id_in_sync_group());
       before.wait();
       fn(size_t(i));
       rendezvous_.leave(i);
@@ -76,6 +79,8 @@ void ReplicaGroup::meet(ReplicaContext& context, Meeting& part,
   options.validate(part.what());
   parts_[i] = &part;
   fences_[i] = device::Fence::here();
+  observe::Span span(part.what());
+  span.set("replica", context.replica_id_in_sync_group());
   bool acted = false;
   try {
     rendezvous_.meet(int(i), part.what(),

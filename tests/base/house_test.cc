@@ -32,6 +32,7 @@ const std::map<std::string, std::string> kPublicHeaders = {
     {"shape.h", "base"},
     {"reduce_op.h", "base"},
     {"version.h", "base"},
+    {"span.h", "observe"},
     {"device.h", "device"},
     {"cuda.h", "device"},
     {"tensor.h", "tensor"},

@@ -49,6 +49,43 @@ TEST_F(TimelineFiles, SpansCarryAnyArguments) {
             (json{{"bytes", 13}, {"advice", "the dense form \"is\" smaller"}}));
 }
 
+TEST_F(TimelineFiles, HoldTheSpansOfAProgramBesideThoseOfATrainingStep) {
+  run("training '" + (folder / "checkpoints").string() + "'");
+  std::map<std::string, std::vector<json>> spans;
+  for (const json& event : json::parse(std::ifstream(folder / "a b.json")))
+    spans[event["name"]].push_back(event);
+  const auto only = [&](const std::string& name) {
+    EXPECT_EQ(spans[name].size(), 1u) << name;
+    return spans[name].at(0);
+  };
+  // Of both events, the first contains the second.
+  const auto expect_inside = [](const json& outer, const json& inner) {
+    const auto end = [](const json& e) { return e["ts"].get<double>() + e["dur"].get<double>(); };
+    EXPECT_LE(outer["ts"], inner["ts"]) << inner;
+    EXPECT_GE(end(outer) + 1e-3, end(inner)) << inner;
+    EXPECT_EQ(outer["pid"], inner["pid"]);
+  };
+  const json step = only("step");
+  EXPECT_EQ(step["args"], (json{{"epoch", 3}, {"rate", 0.5}, {"phase", "warm \"up\""}}));
+  for (const char* name : {"get_next", "Checkpoint::save", "Checkpoint::restore", "save_variables",
+                           "load_variables", "batch_reduce"})
+    expect_inside(step, only(name));
+  EXPECT_EQ(only("Checkpoint::save")["args"], (json{{"step", 7}}));
+
+  ASSERT_EQ(spans["run"].size(), 2u);
+  ASSERT_EQ(spans["all_reduce"].size(), 2u);
+  for (const json& run : spans["run"]) {
+    expect_inside(step, run);
+    for (const json& call : spans["all_reduce"])
+      if (call["args"]["replica"] == run["args"]["replica"]) {
+        expect_inside(run, call);
+        EXPECT_EQ(call["tid"], run["tid"]);
+      }
+  }
+  EXPECT_NE(spans["run"][0]["args"]["replica"], spans["run"][1]["args"]["replica"]);
+  EXPECT_NE(spans["run"][0]["tid"], spans["run"][1]["tid"]);
+}
+
 TEST_F(TimelineFiles, OfRanksBearTheRankAndSayWhoseTheyAre) {
   run("early 3");
   run("late 4");
