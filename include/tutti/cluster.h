@@ -34,7 +34,7 @@ class ClusterSpec {
     Tasks(const std::vector<std::string>& list);
     Tasks(std::map<int, std::string> pairs) : addresses(std::move(pairs)) {}
 
-    std::map<int, std::string> addresses;
+    std::map<int, std::string> addresses;  // by index
     friend bool operator==(const Tasks&, const Tasks&) = default;
   };
 
@@ -48,7 +48,9 @@ class ClusterSpec {
 
   explicit operator bool() const { return !jobs_.empty(); }
   std::vector<std::string> jobs() const;  // sorted
-  bool contains(const std::string& job) const { return jobs_.contains(job); }
+  bool contains(const std::string& job) const {
+    return jobs_.contains(job);
+  }  // is there one of this name?
 
   // Of a job that the cluster has; anything else is an error.
   int num_tasks(const std::string& job) const;
@@ -56,6 +58,7 @@ class ClusterSpec {
   const std::string& task_address(const std::string& job, int index) const;
   std::vector<std::optional<std::string>> job_tasks(const std::string& job) const;  // with holes
 
+  // By the names of jobs; good as long as this object is.
   const std::map<std::string, Tasks>& as_dict() const { return jobs_; }
   std::string to_string() const;  // as JSON, with sorted jobs
   friend bool operator==(const ClusterSpec&, const ClusterSpec&) = default;
@@ -93,6 +96,7 @@ std::string coordination_leader(const ClusterSpec& cluster);
 
 // What a resolver is told, and so need not find.
 struct ClusterResolverOptions {
+  // As the methods of ClusterResolver return them.
   std::optional<std::string> task_type = {};
   std::optional<int> task_id = {};
   std::optional<std::string> rpc_layer = {};
@@ -108,9 +112,11 @@ class ClusterResolver {
   virtual ~ClusterResolver() = default;
 
   virtual ClusterSpec cluster_spec() const = 0;  // empty if there is no cluster
-  std::string task_type() const;                 // empty if there is none
+  // The job that this process is in, and its index there; empty if it is in none.
+  std::string task_type() const;
   std::optional<int> task_id() const;
-  std::string rpc_layer() const;
+  std::string rpc_layer() const;  // the protocol that master() names; empty: none
+  // Of every task, as the options say; 0 unless they do.
   int num_accelerators(const std::string& type = "GPU") const;
 
   // "address" or "rpc_layer://address" of this task, or of the one that is named. Empty if the
@@ -119,11 +125,13 @@ class ClusterResolver {
                      std::optional<int> task_id = {},
                      const std::optional<std::string>& rpc_layer = {}) const;
 
+  // From now on in place of what is found. InvalidArgumentError for a negative id.
   void set_task_type(std::string task_type) { options_.task_type = std::move(task_type); }
   void set_task_id(int task_id);
   void set_rpc_layer(std::string rpc_layer) { options_.rpc_layer = std::move(rpc_layer); }
 
  protected:
+  // Asked in every call for what neither options nor setters give.
   virtual std::string find_task_type() const { return {}; }
   virtual std::optional<int> find_task_id() const { return {}; }
   virtual std::string find_rpc_layer() const { return {}; }
@@ -165,6 +173,7 @@ class LaunchedClusterResolver : public ClusterResolver {
   ClusterSpec cluster_spec() const override;
 
  protected:
+  // What the variables of one launcher say; nothing if it did not start this process.
   using Find = std::optional<cluster::Launch> (*)();
   LaunchedClusterResolver(Find find, ClusterResolverOptions options);
   std::string find_task_type() const override;

@@ -26,6 +26,7 @@ struct Roster;
 
 namespace tutti {
 
+// What each worker runs on, and how it communicates.
 struct CollectiveAllReduceOptions {
   // A replica on each; 0: on CPUs. Worker r of a host takes GPUs r * n to r * n + n - 1, modulo
   // those that it sees.
@@ -38,6 +39,7 @@ struct CollectiveAllReduceOptions {
 struct ConfigureOptions {
   ConfigProto* session_config = nullptr;  // is overwritten with update_config_proto of itself
   ClusterSpec cluster_spec = {};          // empty: the workers stay as they are
+  // This worker's task in `cluster_spec`.
   std::string task_type = {};
   std::optional<int> task_id = {};
 };

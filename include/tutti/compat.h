@@ -29,17 +29,21 @@ auto call_for_each_tower(Strategy& strategy, F&& fn, const Args&... args) {
 }
 inline int num_towers(const Strategy& strategy) { return strategy.num_replicas_in_sync(); }
 
-// What Strategy::update_config_proto sets for a session of the reference.
+// What Strategy::update_config_proto sets for a session of the reference. Tutti does not read it.
 struct ConfigProto {
+  // As in the reference's ConfigProto; device filters are the names of tasks.
   bool isolate_session_state = false;
   std::vector<std::string> device_filters = {};
   bool scoped_allocator_optimization = false;
   std::vector<std::string> scoped_allocator_enable_op = {};
+  // What the reference keeps in a message of this name.
   struct Experimental {
+    // The leader is "/job:chief/replica:0/task:0" or the like.
     std::string collective_group_leader = {};
     bool collective_nccl = false;
     friend bool operator==(const Experimental&, const Experimental&) = default;
-  } experimental = {};
+  };
+  Experimental experimental = {};  // set if there are several workers
   friend bool operator==(const ConfigProto&, const ConfigProto&) = default;
 };
 

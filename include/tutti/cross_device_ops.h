@@ -21,6 +21,7 @@
 
 namespace tutti {
 
+// What is reduced in a batch, and where its result goes.
 using ValueDestinationPair = std::pair<PerReplica<Value>, Destinations>;
 
 // Base class of the algorithms. Callers use reduce, batch_reduce, broadcast and gather, which check
@@ -95,7 +96,7 @@ class CrossDeviceOps {
   virtual std::vector<Mirrored<Value>> batch_reduce_implementation(
       ReduceOp op, const std::vector<ValueDestinationPair>& pairs,
       const CommunicationOptions& options);
-  // Unless overridden: plain copies.
+  // Unless overridden: plain copies, to every destination.
   virtual Mirrored<Value> broadcast_implementation(const Value& tensor,
                                                    const Destinations& destinations);
   virtual Mirrored<Tensor> gather_implementation(const PerReplica<Tensor>& value,

@@ -34,7 +34,7 @@ namespace tutti {
 
 // What all elements of a dataset have in common in one component.
 struct TensorSpec {
-  DType dtype;
+  DType dtype;                 // the same in all elements
   std::vector<int64_t> shape;  // -1 for an extent that may differ
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
@@ -61,34 +61,40 @@ class DatasetIterator {
   std::unique_ptr<detail::DatasetCursor> cursor_;
 };
 
+// A recipe for a sequence of elements, as the top of dataset.h says.
 class Dataset {
  public:
-  using Components = std::vector<Tensor>;
+  using Components = std::vector<Tensor>;  // an element
+  // The next element of one run, or none at its end.
   using Generator = std::function<std::optional<Components>()>;
 
-  // Sources. Text and file names are uint8 tensors of their bytes; see text().
-  static Dataset range(int64_t stop);  // int64 scalars 0 to stop - 1
+  // Sources. int64 scalars from 0 or `start` on, which end before `stop`.
+  static Dataset range(int64_t stop);
   static Dataset range(int64_t start, int64_t stop, int64_t step = 1);
-  static Dataset from_tensors(Components components);        // one element
-  static Dataset from_tensor_slices(Components components);  // one per row; as many rows in each
+  static Dataset from_tensors(Components components);  // one element
+  // An element for each row; all components have as many.
+  static Dataset from_tensor_slices(Components components);
   static Dataset from_tensor_slices(Tensor tensor);
   // `start` is called once per run and returns a function that gives the elements one by one. Saved
   // by its position: a restored run asks for the earlier elements again and drops them.
   static Dataset from_generator(std::function<Generator()> start);
-  // The files that match a glob pattern, sorted by name. NotFoundError if none does.
+  // The files that match a glob pattern, sorted by name, as uint8 tensors: see text().
+  // NotFoundError if none does.
   static Dataset list_files(const std::string& pattern);
-  static Dataset text_lines(std::vector<std::string> files);  // one per line, without its end
+  // The lines, without their ends, as uint8 tensors of their bytes.
+  static Dataset text_lines(std::vector<std::string> files);
   // The records of TFRecord files, uncompressed. DataLossError if a checksum is wrong.
   static Dataset tfrecords(std::vector<std::string> files);
   // Records of `record_bytes` each, after `header_bytes` and before `footer_bytes` of every file.
   static Dataset fixed_length_records(std::vector<std::string> files, int64_t record_bytes,
                                       int64_t header_bytes = 0, int64_t footer_bytes = 0);
 
-  // Transformations. InvalidArgumentError for numbers out of range.
-  // `fn` runs on up to `num_parallel_calls` threads; the order of the elements stays.
+  // Transformations: each throws InvalidArgumentError for numbers out of range.
+
+  // fn of each element, on up to `num_parallel_calls` threads; the order of the elements stays.
   Dataset map(std::function<Components(const Components&)> fn, int num_parallel_calls = 1) const;
-  Dataset filter(std::function<bool(const Components&)> keep) const;
-  Dataset take_while(std::function<bool(const Components&)> predicate) const;
+  Dataset filter(std::function<bool(const Components&)> keep) const;  // those it is true for
+  Dataset take_while(std::function<bool(const Components&)> predicate) const;  // to the first false
   // Joins elements along a new first axis; they must agree in dtypes and shapes.
   Dataset batch(int64_t batch_size, bool drop_remainder = false) const;
   // The same for other shapes: each component is padded at its ends to the shape given for it, or
@@ -96,7 +102,7 @@ class Dataset {
   // `padding_values`.
   Dataset padded_batch(int64_t batch_size, std::vector<std::vector<int64_t>> padded_shapes = {},
                        Components padding_values = {}, bool drop_remainder = false) const;
-  Dataset unbatch() const;
+  Dataset unbatch() const;  // each row for itself
   // The rows of batches in batches of another size; several sizes take turns.
   Dataset rebatch(int64_t batch_size, bool drop_remainder = false) const;
   Dataset rebatch(std::vector<int64_t> batch_sizes, bool drop_remainder = false) const;
@@ -147,7 +153,8 @@ class Dataset {
 
   // Number of elements, if it is known without running: -1 is infinite, -2 unknown.
   int64_t cardinality() const;
-  static constexpr int64_t infinite = -1, unknown = -2;
+  static constexpr int64_t infinite = -1;
+  static constexpr int64_t unknown = -2;
 
   // What the strategies ask of a pipeline.
   // The size of its batches: of its last batch step, through steps that keep elements whole

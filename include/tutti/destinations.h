@@ -38,8 +38,8 @@ class Destinations {
     requires std::is_constructible_v<Destinations, const T&>
   Destinations(const Mirrored<T>& value) : Destinations(Components{}, value) {}
 
-  size_t size() const { return devices_.size(); }
-  std::vector<std::string> devices() const;  // canonical names, in order
+  size_t size() const { return devices_.size(); }  // a device that is named twice counts twice
+  std::vector<std::string> devices() const;        // canonical names, in order
 
   // Do both name the same set of devices?
   bool matches(const Destinations& other) const;

@@ -17,11 +17,11 @@ namespace tutti {
 
 // A device name taken apart. Parts that were not given are empty.
 struct DeviceSpec {
-  std::optional<std::string> job = {};
-  std::optional<int> replica = {};
-  std::optional<int> task = {};
+  std::optional<std::string> job = {};   // "localhost" if there is no job
+  std::optional<int> replica = {};       // 0, if Tutti names it
+  std::optional<int> task = {};          // a worker's number within its job
   std::optional<std::string> type = {};  // "CPU", "GPU", or a name of the user's own
-  std::optional<int> index = {};
+  std::optional<int> index = {};         // among the task's devices of this type
 
   // InvalidArgumentError if `name` is not a device name.
   static DeviceSpec parse(std::string_view name);

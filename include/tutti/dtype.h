@@ -14,6 +14,7 @@
 
 namespace tutti {
 
+// The type of a tensor's elements; dtype_of has that of a C++ type.
 enum class DType : uint8_t {
   boolean,
   int8,
@@ -98,17 +99,18 @@ constexpr size_t size_of(DType dtype) {
   return detail::kDTypes[size_t(dtype)].size;
 }
 
+// bool is neither.
 constexpr bool is_floating(DType dtype) {
   return detail::has_kind(dtype, detail::NumberKind::floating);
 }
-constexpr bool is_integer(DType dtype) {  // bool is not
+constexpr bool is_integer(DType dtype) {
   return detail::has_kind(dtype, detail::NumberKind::signed_integer) ||
          detail::has_kind(dtype, detail::NumberKind::unsigned_integer);
 }
 
 // IEEE binary16. Conversion from float rounds to nearest, ties to even.
 struct float16 {
-  uint16_t bits = 0;
+  uint16_t bits = 0;  // sign, exponent, fraction
 
   float16() = default;
   explicit float16(float value);
@@ -118,7 +120,7 @@ struct float16 {
 
 // The upper half of a float32. Conversion from float rounds to nearest, ties to even.
 struct bfloat16 {
-  uint16_t bits = 0;
+  uint16_t bits = 0;  // sign, exponent, fraction
 
   bfloat16() = default;
   explicit bfloat16(float value);
@@ -126,8 +128,8 @@ struct bfloat16 {
   friend bool operator==(bfloat16 a, bfloat16 b) { return float(a) == float(b); }
 };
 
-// dtype_of<T>::value is the DType of the C++ type T. Specialise it for a type of your own that has
-// the same size and layout as one of the DTypes.
+// `dtype_of<T>::value` is the DType of the C++ type T. Specialise it for a type of your own that
+// has the same size and layout as one of the DTypes.
 template <class T>
 struct dtype_of {};
 

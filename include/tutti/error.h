@@ -15,6 +15,7 @@
 
 namespace tutti {
 
+// A number for each class derived from Error.
 enum class ErrorCode {
   invalid_argument,
   failed_precondition,
@@ -32,8 +33,10 @@ enum class ErrorCode {
   internal,
 };
 
+// Base of all errors of Tutti. what() is the text.
 class Error : public std::runtime_error {
  public:
+  // Says which class it is, without a dynamic_cast.
   ErrorCode code() const noexcept { return code_; }
 
  protected:
@@ -76,11 +79,13 @@ class AbortedError : public Error {
   explicit AbortedError(const std::string& what) : Error(ErrorCode::aborted, what) {}
 };
 
+// The operation's group was left before it began.
 class CancelledError : public Error {
  public:
   explicit CancelledError(const std::string& what) : Error(ErrorCode::cancelled, what) {}
 };
 
+// Tutti, or the backend in use, does not do this.
 class UnimplementedError : public Error {
  public:
   explicit UnimplementedError(const std::string& what) : Error(ErrorCode::unimplemented, what) {}
@@ -92,11 +97,13 @@ class OutOfRangeError : public Error {
   explicit OutOfRangeError(const std::string& what) : Error(ErrorCode::out_of_range, what) {}
 };
 
+// There is no such file, variable or entry.
 class NotFoundError : public Error {
  public:
   explicit NotFoundError(const std::string& what) : Error(ErrorCode::not_found, what) {}
 };
 
+// The name is taken.
 class AlreadyExistsError : public Error {
  public:
   explicit AlreadyExistsError(const std::string& what) : Error(ErrorCode::already_exists, what) {}
@@ -108,12 +115,14 @@ class DataLossError : public Error {
   explicit DataLossError(const std::string& what) : Error(ErrorCode::data_loss, what) {}
 };
 
+// The system has no more memory, descriptors or threads; the text says which.
 class ResourceExhaustedError : public Error {
  public:
   explicit ResourceExhaustedError(const std::string& what)
       : Error(ErrorCode::resource_exhausted, what) {}
 };
 
+// The other side does not accept this one's token or certificate, or the reverse.
 class UnauthenticatedError : public Error {
  public:
   explicit UnauthenticatedError(const std::string& what)

@@ -27,6 +27,7 @@
 
 namespace tutti {
 
+// Options of a GradientReducer.
 struct GradientReducerOptions {
   // A bucket is full when it has this many bytes, or more.
   int64_t bucket_bytes = 4 << 20;
@@ -36,11 +37,12 @@ struct GradientReducerOptions {
   // Gradients that have become means, and their parameters. Called by finish(), bucket after
   // bucket, while later ones still travel.
   struct Bucket {
+    // By index, and in the same order the gradients; good until on_bucket returns.
     std::span<const size_t> parameters;
     std::span<const Tensor> gradients;
   };
-  std::function<void(const Bucket&)> on_bucket = {};
-  CommunicationOptions communication = {};
+  std::function<void(const Bucket&)> on_bucket = {};  // on the thread of finish()
+  CommunicationOptions communication = {};            // of the sums
 };
 
 // One rank's gradients, of a model that all ranks hold. All ranks construct it, and finish as many
@@ -52,9 +54,10 @@ struct GradientReducerOptions {
 class GradientReducer {
  public:
   using Options = GradientReducerOptions;
+  // A parameter, and what its gradient is like.
   struct Parameter {
-    std::string name;
-    Shape shape;
+    std::string name;              // what errors call it
+    Shape shape;                   // of the gradient, too
     DType dtype = DType::float32;  // one with a fraction
     std::string device = {};       // empty: host memory
   };
@@ -67,7 +70,7 @@ class GradientReducer {
   GradientReducer(GradientReducer&&) noexcept;
   GradientReducer& operator=(GradientReducer&&) noexcept;
 
-  size_t size() const;
+  size_t size() const;         // the number of parameters
   const Group& group() const;  // that of the gradients
   // Where the gradient of parameter `i` is written and its mean is found: zeros first, always the
   // same memory, which all ranks of the host reach.
@@ -103,8 +106,8 @@ class GradientReducer {
     explicit Pause(std::shared_ptr<void> held) : held_(std::move(held)) {}
     std::shared_ptr<void> held_;
   };
-  Pause no_sync();
-  bool is_paused() const;
+  Pause no_sync();         // see Pause
+  bool is_paused() const;  // by any Pause
 
   // Fails the step on all ranks: finish() throws AbortedError "rank 1 failed: REASON". For a
   // backward pass that cannot go on.

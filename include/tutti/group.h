@@ -56,6 +56,7 @@ class Group {
   static Simulation simulated(int n);
   static Simulation simulated(int n, const SimulationOptions& options);
 
+  // From 0 to size() - 1; neither changes.
   int rank() const;
   int size() const;
   // Among the ranks of the group that are on this rank's host; threads are on one.

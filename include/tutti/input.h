@@ -21,6 +21,7 @@ namespace tutti {
 
 class Group;
 
+// Whether an input function makes one pipeline for a worker, or for each replica.
 enum class InputReplicationMode { PER_WORKER, PER_REPLICA };
 
 // How the workers of a job share a dataset. DATA: all of them read it, and each takes its replicas'
@@ -35,21 +36,26 @@ class InputContext {
   explicit InputContext(int num_input_pipelines = 1, int input_pipeline_id = 0,
                         int num_replicas_in_sync = 1);
 
+  // How many pipelines there are, which of them this one is (from 0), and for how many replicas.
   int num_input_pipelines() const { return num_input_pipelines_; }
   int input_pipeline_id() const { return input_pipeline_id_; }
   int num_replicas_in_sync() const { return num_replicas_in_sync_; }
   // InvalidArgumentError if it does not divide.
   int64_t get_per_replica_batch_size(int64_t global_batch_size) const;
-  std::string to_string() const;
+  std::string to_string() const;  // for logs
 
  private:
   int num_input_pipelines_, input_pipeline_id_, num_replicas_in_sync_;
 };
 
+// Makes a pipeline. On several workers each calls it for its own.
 using InputFn = std::function<Dataset(const InputContext&)>;
 
+// How a dataset is dealt out.
 struct InputOptions {
+  // PER_REPLICA is for distribute_datasets_from_function alone.
   InputReplicationMode experimental_replication_mode = InputReplicationMode::PER_WORKER;
+  // Between the workers of a job; one worker reads all.
   AutoShardPolicy auto_shard_policy = AutoShardPolicy::AUTO;
 };
 
@@ -93,6 +99,7 @@ class InputIterator {
 // `for (const DistributedElement& element : dataset)`; each loop starts from the beginning.
 class DistributedDataset {
  public:
+  // The iterator of such a loop.
   class Range {
    public:
     explicit Range(InputIterator iterator)
@@ -109,6 +116,7 @@ class DistributedDataset {
     std::optional<DistributedElement> element_;
   };
 
+  // For such a loop.
   Range begin() const { return Range(make_iterator()); }
   std::default_sentinel_t end() const { return {}; }
   InputIterator make_iterator() const;  // initialised

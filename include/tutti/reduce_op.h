@@ -24,6 +24,7 @@ enum class ReduceOp { SUM, MEAN, MIN, MAX, PROD };
 
 // The ReduceOp of this name, in any case. InvalidArgumentError if there is none.
 ReduceOp reduce_op(std::string_view name);
+// "SUM", "MEAN", ... InvalidArgumentError for a value that is not a ReduceOp.
 std::string_view name(ReduceOp op);
 std::ostream& operator<<(std::ostream& os, ReduceOp op);
 
@@ -31,7 +32,7 @@ std::ostream& operator<<(std::ostream& os, ReduceOp op);
 // and rounded once. A rank of weight 0 contributes nothing, whatever its value. Not negative; not
 // all 0.
 struct WeightedMean {
-  double weight;
+  double weight;  // of this rank
 };
 
 // An argument that is a ReduceOp or its name. InvalidArgumentError for any other.
@@ -52,12 +53,15 @@ DType result_dtype(ReduceOp op, DType dtype);
 
 // How a variable combines what its replicas assign to it.
 enum class VariableAggregation { NONE, SUM, MEAN, ONLY_FIRST_REPLICA };
+// "NONE", "SUM", ...
 std::string_view name(VariableAggregation aggregation);
 std::ostream& operator<<(std::ostream& os, VariableAggregation aggregation);
 
 // SUM and MEAN have a ReduceOp; the others are an InvalidArgumentError.
 ReduceOp reduce_op(VariableAggregation aggregation);
 
+// What adds up values on GPUs: NCCL if it can be had, in an order of its own; with RING Tutti, in
+// the order of ReduceOp, through host memory. In host memory all of them are the same.
 enum class CommunicationImplementation { AUTO, RING, NCCL };
 
 // The CommunicationImplementation of this name, in any case.
@@ -70,6 +74,7 @@ struct CommunicationOptions {
   // How long the whole call may wait for others: 0 is no limit, none is the setting TUTTI_TIMEOUT.
   // Not negative.
   std::optional<std::chrono::nanoseconds> timeout = {};
+  // Has an effect on GPUs only.
   CommunicationImplementation implementation = CommunicationImplementation::AUTO;
   // Add IndexedSlices up as the tensors they stand for: cheaper if replicas name the same rows.
   // The result has every row once, in ascending order. They need a dense_shape.

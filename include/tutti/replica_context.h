@@ -22,12 +22,13 @@ namespace tutti {
 
 class Strategy;
 
+// Options of one all_reduce.
 struct AllReduceOptions {
   // With MEAN: the result is the sum of weight * value over the sum of the weights. A replica of
   // weight 0 contributes nothing, whatever its value. Every replica gives one, or none does. Not
   // negative; not all 0.
   std::optional<double> weight = {};
-  CommunicationOptions communication = {};
+  CommunicationOptions communication = {};  // what they set goes before the strategy's
 };
 
 // Handed to a replica function; good until it returns, on its own thread only.
@@ -40,8 +41,9 @@ class ReplicaContext {
  public:
   int replica_id_in_sync_group() const { return replica_id_; }  // over all workers
   int local_replica_id() const { return local_id_; }            // in this process
-  int num_replicas_in_sync() const { return num_replicas_; }
-  const std::string& device() const { return device_; }
+  int num_replicas_in_sync() const { return num_replicas_; }    // over all workers
+  const std::string& device() const { return device_; }         // the canonical name
+  // The one that runs this replica.
   Strategy& strategy() const { return *strategy_; }
 
   // This replica's copy of what all replicas' values combine to. A list is reduced as one batch.

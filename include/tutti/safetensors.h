@@ -14,7 +14,9 @@ namespace tutti {
 
 // What a safetensors file holds.
 struct TensorFile {
+  // By their names; read on the current device, written from any.
   std::map<std::string, Tensor> tensors;
+  // Texts of the program's own.
   std::map<std::string, std::string> metadata = {};
 };
 

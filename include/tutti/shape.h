@@ -26,11 +26,12 @@ class Shape {
   Shape(const std::vector<int64_t>& extents) : Shape(std::span<const int64_t>(extents)) {}
   explicit Shape(std::span<const int64_t> extents);
 
-  size_t rank() const { return many_ ? many_->size() : rank_; }
-  int64_t operator[](size_t axis) const;  // OutOfRangeError past the rank
+  size_t rank() const { return many_ ? many_->size() : rank_; }  // the number of axes
+  int64_t operator[](size_t axis) const;                         // OutOfRangeError past the rank
   // The same with another extent along one axis.
   Shape with_extent(size_t axis, int64_t extent) const;
-  int64_t num_elements() const { return num_elements_; }
+  int64_t num_elements() const { return num_elements_; }  // of a scalar: 1
+  // Good as long as this shape is.
   std::span<const int64_t> extents() const { return {many_ ? many_->data() : few_.data(), rank()}; }
   const int64_t* begin() const { return extents().data(); }
   const int64_t* end() const { return begin() + rank(); }

@@ -30,9 +30,10 @@
 
 namespace tutti {
 
+// The simulated machines and their network.
 struct SimulationOptions {
-  int hosts = 1;  // the first ranks are on the first, the next about as many on the second, ...
-  uint64_t seed = 1;
+  int hosts = 1;      // the first ranks are on the first, the next about as many on the second, ...
+  uint64_t seed = 1;  // of everything random: the order of ranks, jitter
   // Of the network between hosts: how long a message takes besides its bytes, what it costs at each
   // end, how much longer it may take at random, and the bytes per second of a host.
   std::chrono::nanoseconds latency = std::chrono::microseconds(10);
@@ -46,22 +47,23 @@ struct SimulationOptions {
   bool traces = false;  // keeps what happens as text
 };
 
+// One simulated job, as the top of simulation.h says. For one thread at a time.
 class Simulation {
  public:
   // How a rank ended.
   struct Outcome {
-    bool killed = false;
+    bool killed = false;                 // by kill()
     bool stuck = false;                  // it stays suspended, or waits for what never comes
     std::optional<ErrorCode> code = {};  // of the error that its program threw
     std::string error = {};              // its text
-    bool ok() const { return !killed && !stuck && !code; }
+    bool ok() const { return !killed && !stuck && !code; }  // its program returned
   };
 
   Simulation(int ranks, const SimulationOptions& options);
   ~Simulation();
   Simulation(Simulation&&) noexcept;
 
-  int size() const;
+  int size() const;  // the number of ranks
   // Runs the program as all ranks, from joining the job to leaving it; by rank. Once. The group
   // holds all ranks; Group::from_environment() makes more.
   std::vector<Outcome> run(const std::function<void(Group)>& program);
@@ -81,7 +83,7 @@ class Simulation {
 
   // Later, counted from the beginning.
   void at(std::chrono::nanoseconds time, std::function<void()> action);
-  std::chrono::nanoseconds now() const;
+  std::chrono::nanoseconds now() const;  // since the beginning
 
   // The same for the same seed and program, on any machine.
   uint64_t trace_hash() const;

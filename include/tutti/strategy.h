@@ -36,6 +36,7 @@ namespace tutti {
 class Scope;
 struct ConfigProto;  // in compat.h
 
+// Options of Strategy::reduce.
 struct ReduceOptions {
   // With MEAN: one weight per local replica; the result is the sum of weight * value over the sum
   // of the weights.
@@ -43,11 +44,12 @@ struct ReduceOptions {
   // Combine each replica's value along these axes first; see Strategy::reduce. Not together with
   // weights.
   std::vector<int64_t> axes = {};
-  CommunicationOptions communication = {};
+  CommunicationOptions communication = {};  // what they set goes before the strategy's
 };
 
 // Handed to the function of experimental_distribute_values_from_function.
 struct ValueContext {
+  // Which replica, over all workers, of how many.
   int replica_id_in_sync_group = 0;
   int num_replicas_in_sync = 1;
 };
@@ -62,7 +64,7 @@ class Strategy {
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
-  [[nodiscard]] Scope scope();
+  [[nodiscard]] Scope scope();  // see Scope; variables made inside are this strategy's
 
   // fn(context, args...) once per replica, at the same time, on threads that are kept between runs;
   // the context may be left out. Distributed arguments are split: each replica gets its component.
@@ -90,6 +92,7 @@ class Strategy {
     extended_->require_cross_replica("experimental_run");  // before an element is taken
     return run(std::forward<F>(fn), input.get_next());
   }
+  // run, for a function without input.
   template <class F>
   auto experimental_run(F&& fn) {
     return run(std::forward<F>(fn));
@@ -160,7 +163,9 @@ class Strategy {
   // A copy of `config`, changed for use with this strategy. Include compat.h for ConfigProto.
   virtual ConfigProto update_config_proto(const ConfigProto& config) const;
 
+  // Over all workers.
   int num_replicas_in_sync() const { return extended_->num_replicas_in_sync(); }
+  // What library code needs. Lives as long as the strategy.
   StrategyExtended& extended() { return *extended_; }
   const StrategyExtended& extended() const { return *extended_; }
 
@@ -200,7 +205,7 @@ class Scope {
 bool has_strategy();
 // The strategy this thread is in; a default strategy of one replica outside of any.
 Strategy& get_strategy();
-bool in_cross_replica_context();
+bool in_cross_replica_context();  // false outside of any strategy
 // Makes `strategy` the current one of this thread without a scope; null takes that back.
 // FailedPreconditionError inside a scope.
 void experimental_set_strategy(Strategy* strategy);

@@ -32,6 +32,7 @@ class DistributedTensor {
   DistributedTensor(PerReplica<Tensor> value) : value_(std::move(value)) {}
   DistributedTensor(Mirrored<Tensor> value) : value_(std::move(value)) {}
   DistributedTensor(Tensor value) : value_(std::move(value)) {}
+  // Which of the three it is.
   const std::variant<PerReplica<Tensor>, Mirrored<Tensor>, Tensor>& get() const { return value_; }
 
  private:
@@ -57,12 +58,13 @@ class StrategyExtended {
   StrategyExtended(const StrategyExtended&) = delete;
   StrategyExtended& operator=(const StrategyExtended&) = delete;
 
-  const std::vector<std::string>& worker_devices() const { return devices_; }  // of this process
-  // Of variables.
-  const std::vector<std::string>& parameter_devices() const { return devices_; }
+  const std::vector<std::string>& worker_devices() const { return devices_; }     // of this process
+  const std::vector<std::string>& parameter_devices() const { return devices_; }  // of variables
+  // In the whole job; a process alone is one worker.
   int num_replicas_in_sync() const { return int(devices_.size()) * num_workers_; }
   int num_workers() const { return num_workers_; }
   std::vector<int> replica_ids() const;  // of the replicas of this process, in the whole job
+  // Whether this is worker 0, which writes what all share.
   bool is_chief() const { return worker_id_ == 0; }
   bool should_checkpoint() const { return is_chief(); }
   bool should_save_summary() const { return is_chief(); }
@@ -87,6 +89,7 @@ class StrategyExtended {
   std::vector<Mirrored<Value>> batch_reduce_to(ReduceOpArg op,
                                                const std::vector<ValueDestinationPair>& pairs,
                                                const CommunicationOptions& options = {});
+  // See CrossDeviceOps::broadcast and CrossDeviceOps::gather.
   template <class V>
   Mirrored<V> broadcast_to(const V& value, const Destinations& destinations) {
     require_cross_replica("broadcast_to");
@@ -142,16 +145,19 @@ class StrategyExtended {
         },
         [&](const std::function<void(size_t)>& call) { visit_devices(devices, call); });
   }
-  const std::vector<std::string>& non_slot_devices() const { return devices_; }
+  const std::vector<std::string>& non_slot_devices() const {
+    return devices_;
+  }  // all of this process
 
   // The variable that `component` is a part of, if any.
   std::optional<Variable> value_container(const Tensor& component) const;
-  bool variable_created_in_scope(const Variable& variable) const;
+  bool variable_created_in_scope(const Variable& variable) const;  // is it this strategy's?
   // InvalidArgumentError if `variable` is of another strategy.
   [[nodiscard]] ColocationScope colocate_vars_with(const Variable& variable);
   // Synchronised on read: the aggregate; else the local copy.
   Tensor read_var(const Variable& variable) const { return variable.read_value(); }
 
+  // What the strategy reduces and broadcasts with. Lives as long as the strategy.
   CrossDeviceOps& cross_device_ops() { return *ops_; }
 
  private:

@@ -38,12 +38,13 @@ class Tensor {
  public:
   Tensor() = default;
 
-  // Memory as it comes, not zeroed.
+  // New memory: as it comes, or zeros.
   static Tensor empty(const Shape& shape, DType dtype, std::string_view device = {});
   static Tensor zeros(const Shape& shape, DType dtype, std::string_view device = {});
   // InvalidArgumentError if an integer dtype cannot hold `value`.
   static Tensor full(const Shape& shape, double value, DType dtype, std::string_view device = {});
 
+  // A copy of these elements, of rank 1; or of one, of rank 0.
   template <Element T>
   static Tensor of(std::initializer_list<T> values, std::string_view device = {}) {
     return copy_of(values.begin(), Shape{int64_t(values.size())}, dtype_of<T>::value, device);
@@ -73,6 +74,7 @@ class Tensor {
   DLManagedTensorVersioned* to_dlpack_versioned() const;
 
   explicit operator bool() const { return impl_ != nullptr; }  // does it hold anything?
+  // What the memory holds. References are good as long as this handle or a copy of it.
   DType dtype() const;
   const Shape& shape() const;
   const std::string& device() const;  // the canonical name
@@ -80,8 +82,8 @@ class Tensor {
   size_t num_bytes() const;
   bool is_read_only() const;  // set by DLPack; such memory is never handed out for writing
 
-  void* data() const;  // InvalidArgumentError if the memory is read-only
-  const void* const_data() const;
+  void* data() const;              // InvalidArgumentError if the memory is read-only
+  const void* const_data() const;  // on a GPU it is the GPU's address
 
   // The elements, in place. T must be the tensor's type, or const of it. InvalidArgumentError if
   // the tensor is not in host memory, or is read-only and T is not const.
@@ -111,6 +113,7 @@ class Tensor {
     return host.span<const T>()[0];
   }
 
+  // A copy of the memory, on the same device or on another.
   Tensor clone() const;
   Tensor clone_to(std::string_view device) const;  // always a copy, also if it is there already
 

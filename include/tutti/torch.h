@@ -17,6 +17,7 @@
 
 namespace tutti {
 
+// Options of a TorchDataParallel.
 struct TorchDataParallelOptions {
   // With missing_as_zero, parameters may go unused in a pass; one that no rank uses keeps its
   // gradient as it is, undefined or not.
@@ -56,6 +57,7 @@ class TorchDataParallel {
                     const Options& options = {})
       : TorchDataParallel(module.ptr(), group, options) {}
 
+  // The module that was given, for all that is not collective.
   Module& operator*() const { return *module_; }
   Module* operator->() const { return module_.get(); }
   const std::shared_ptr<Module>& module() const { return module_; }
@@ -93,6 +95,7 @@ class TorchDataParallel {
   bool join(bool has_batch) { return gradients_->join(has_batch); }
   void skip() { gradients_->skip(module_->is_training()); }
 
+  // What averages the gradients, parameter by parameter. Lives as long as any handle.
   GradientReducer& reducer() const { return gradients_->reducer(); }
 
  private:

@@ -25,6 +25,7 @@ struct IndexedSlices {
   Tensor indices;                         // [n], int32 or int64
   std::optional<Shape> dense_shape = {};  // of the tensor the rows are taken from
 
+  // Those of `values`.
   const std::string& device() const { return values.device(); }
   DType dtype() const { return values.dtype(); }
 
@@ -36,6 +37,7 @@ struct IndexedSlices {
   // The same slices with every row named once, in ascending order.
   IndexedSlices merged() const;
 
+  // Copies of both parts.
   IndexedSlices clone_to(std::string_view device) const;
 
   // InvalidArgumentError if the parts do not belong together; `what` starts the text. Indices
@@ -49,10 +51,12 @@ class Value {
   Value(Tensor tensor) : value_(std::move(tensor)) {}
   Value(IndexedSlices slices) : value_(std::move(slices)) {}
 
+  // Whether it is an IndexedSlices.
   bool is_sparse() const { return std::holds_alternative<IndexedSlices>(value_); }
   const Tensor& tensor() const;         // InvalidArgumentError if it is sparse
   const IndexedSlices& slices() const;  // InvalidArgumentError if it is dense
 
+  // As the Tensor or the IndexedSlices in it does.
   const std::string& device() const;
   DType dtype() const;
   Value clone_to(std::string_view device) const;
@@ -61,7 +65,8 @@ class Value {
   std::variant<Tensor, IndexedSlices> value_;
 };
 
-// One component per local replica; they may differ. Immutable.
+// One component per local replica; they may differ. Immutable. A range: size(), empty(), [i],
+// begin() and end(); devices() of components that have one. OutOfRangeError past the last.
 template <class T>
 class PerReplica : public detail::Components<T> {
  public:
@@ -90,8 +95,8 @@ class PerReplica : public detail::Components<T> {
   }
 };
 
-// One component per device; all are equal. Immutable. Not a PerReplica: what is equal already needs
-// no reduction.
+// One component per device; all are equal. Immutable. A range as PerReplica is. Not a PerReplica:
+// what is equal already needs no reduction.
 template <class T>
 class Mirrored : public detail::Components<T> {
  public:
@@ -101,6 +106,7 @@ class Mirrored : public detail::Components<T> {
     requires(!std::is_same_v<U, T> && std::is_convertible_v<const U&, T>)
   Mirrored(const Mirrored<U>& other) : Mirrored(std::vector<T>(other.begin(), other.end())) {}
 
+  // f of each component.
   template <class F>
   auto map(F&& f) const {
     auto results = this->mapped(std::forward<F>(f));

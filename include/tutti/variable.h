@@ -21,12 +21,14 @@ class StrategyExtended;
 // When the components of a variable are made equal. Under a strategy AUTO is ON_WRITE, and NONE an
 // InvalidArgumentError.
 enum class VariableSynchronization { AUTO, NONE, ON_WRITE, ON_READ };
+// "AUTO", "NONE", ...
 std::string_view name(VariableSynchronization synchronization);
 
+// Options of Variable::create; see Variable for what they change.
 struct VariableOptions {
-  std::string name = "Variable";
-  VariableSynchronization synchronization = VariableSynchronization::AUTO;
-  VariableAggregation aggregation = VariableAggregation::NONE;
+  std::string name = "Variable";  // what files and errors call it
+  VariableSynchronization synchronization = VariableSynchronization::AUTO;  // AUTO: ON_WRITE
+  VariableAggregation aggregation = VariableAggregation::NONE;  // of what replicas assign
   std::optional<bool> trainable = {};  // unless given: not if synchronised on read
 };
 
@@ -49,6 +51,7 @@ class Variable {
   // same. InvalidArgumentError: synchronization NONE; MEAN of integers or bools.
   static Variable create(const Tensor& initial_value, const VariableOptions& options = {});
 
+  // As it was made; none of it changes. References are good as long as any handle is.
   const std::string& name() const;
   DType dtype() const;
   const Shape& shape() const;
@@ -57,9 +60,9 @@ class Variable {
   VariableAggregation aggregation() const;
   Strategy& strategy() const;
 
-  std::vector<std::string> devices() const;
-  size_t size() const;                      // number of components
-  const Tensor& component(size_t i) const;  // the memory itself; OutOfRangeError past the last
+  std::vector<std::string> devices() const;  // the canonical name of each component's
+  size_t size() const;                       // number of components
+  const Tensor& component(size_t i) const;   // the memory itself; OutOfRangeError past the last
 
   // A copy of the value: in a replica function of its own component; else of the one on the current
   // device, or the first. ON_READ variables aggregate in cross-replica context; without an

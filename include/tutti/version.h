@@ -6,8 +6,10 @@
 
 #pragma GCC visibility push(default)
 
+// All names of the C++ interface. Those in tutti::detail are no part of it.
 namespace tutti {
 
+// Of the headers that a program is compiled with; as constants, for if constexpr.
 inline constexpr int version_major = 0;
 inline constexpr int version_minor = 1;
 inline constexpr int version_patch = 0;

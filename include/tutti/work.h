@@ -21,7 +21,7 @@ class Work {
   // Returns when the operation is done; on GPUs, what this thread enqueues from here on comes after
   // it. Throws its error, every time it is asked.
   void wait();
-  bool done() const;
+  bool done() const;  // never waits
 
  private:
   friend class detail::WorkQueue;
