@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules about the source tree itself, which no compiler checks.
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -283,6 +284,68 @@ TEST(House, TheArchitectureNamesFilesAndFunctionsThatExist) {
     ++checked;
   }
   EXPECT_GT(checked, 25);
+}
+
+// The pages of the documentation: their text without code, by their paths from the root.
+std::map<fs::path, std::string> pages() {
+  std::map<fs::path, std::string> found;
+  for (const char* folder : {"", "docs"})
+    for (const auto& entry : fs::directory_iterator(kRoot / folder)) {
+      if (entry.path().extension() != ".md") continue;
+      std::string& text = found[fs::relative(entry.path(), kRoot)];
+      std::ifstream file(entry.path());
+      bool is_code = false;
+      for (std::string line; std::getline(file, line);) {
+        if (line.find("```") != line.npos) is_code = !is_code;
+        if (!is_code) text += line + "\n";
+      }
+    }
+  return found;
+}
+
+// The anchors that a page's headings have on the web.
+std::set<std::string> anchors_of(const std::string& text) {
+  static const std::regex heading(R"((?:^|\n)#+ ([^\n]+))");
+  std::set<std::string> anchors;
+  for (std::sregex_iterator it(text.begin(), text.end(), heading), end; it != end; ++it) {
+    std::string anchor;
+    for (const char c : (*it)[1].str()) {
+      if (c == ' ') anchor += '-';
+      if (std::isalnum(c) || c == '-' || c == '_') anchor += char(std::tolower(c));
+    }
+    for (int again = 0;
+         !anchors.insert(again ? anchor + "-" + std::to_string(again) : anchor).second;)
+      ++again;
+  }
+  return anchors;
+}
+
+TEST(House, LinksOfTheDocsLeadSomewhere) {
+  static const std::regex link(R"(\]\(([^()# ]*)(?:#([^() ]*))?\))");
+  const std::map<fs::path, std::string> all = pages();
+  int checked = 0;
+  for (const auto& [page, text] : all)
+    for (std::sregex_iterator it(text.begin(), text.end(), link), end; it != end; ++it) {
+      const std::string path = (*it)[1], anchor = (*it)[2];
+      if (path.starts_with("https:")) continue;
+      SCOPED_TRACE(page.string() + " has a link to " + path + "#" + anchor);
+      const fs::path target = path.empty() ? page : (page.parent_path() / path).lexically_normal();
+      EXPECT_TRUE(fs::exists(kRoot / target));
+      ++checked;
+      if (anchor.empty()) continue;
+      ASSERT_TRUE(all.contains(target));
+      EXPECT_TRUE(anchors_of(all.at(target)).contains(anchor));
+    }
+  EXPECT_GT(checked, 100);
+}
+
+// The reference's tree of pages is made from the lists in the README.
+TEST(House, TheReadmeListsEveryPage) {
+  const std::map<fs::path, std::string> all = pages();
+  for (const auto& [page, text] : all)
+    if (page != "README.md") {
+      EXPECT_THAT(all.at("README.md"), ::testing::HasSubstr("\n- [" + page.string() + "]("));
+    }
 }
 
 // A reader of a public header meets its subject first: what templates need lies in detail/.
