@@ -254,6 +254,36 @@ TEST_P(TorchModel, LeavesFrozenParametersAndSharedOnesAsTheyAre) {
   });
 }
 
+// As a discriminator is while the generator learns.
+TEST_P(TorchModel, MayBeFrozenForSomePasses) {
+  on_ranks(groups, [&](const Group& group) {
+    const Net net = net_of(1), alone = net_of(1);
+    TorchDataParallel model(net, group);
+    const auto train = [&](bool trains) {
+      for (torch::Tensor p : net->parameters()) p.requires_grad_(trains);
+    };
+    train(false);
+    const torch::Tensor x = batch_of(group.rank()).requires_grad_();
+    loss_of(model.forward(x)).backward();
+    EXPECT_TRUE(x.grad().defined());
+    EXPECT_FALSE(net->first->weight.grad().defined());
+    train(true);
+    loss_of(model.forward(batch_of(group.rank()))).backward();
+    loss_of(alone->forward(batch_of(group.rank()))).backward();
+    expect_equal(gradients_of(*net), means_of(gradients_of(*alone), group));
+  });
+}
+
+TEST_P(TorchModel, NamesAParameterThatWasFrozenLater) {
+  const auto errors = errors_on_ranks(groups, [&](const Group& group) {
+    const Net net = net_of(1);
+    TorchDataParallel model(net, group);
+    net->second->bias.requires_grad_(false);
+    loss_of(model.forward(batch_of(group.rank()))).backward();
+  });
+  expect_everywhere(errors, ErrorCode::failed_precondition, {"has no gradient of \"second.bias\""});
+}
+
 TEST_P(TorchModel, TakesHoldersAndLayoutsAndManyResults) {
   struct Pair : torch::nn::Module {
     torch::nn::Conv2d a = register_module("a", torch::nn::Conv2d(2, 3, 2)),

@@ -108,12 +108,12 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     }
   }
 
-  // Loading a module gives parameters other nodes.
+  // Loading a module gives parameters other nodes. One that has been frozen gives none.
   void add_hooks() {
     accumulators_.resize(parameters_.size());
     for (size_t i = 0; i < parameters_.size(); ++i) {
       auto node = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
-      if (node == accumulators_[i]) continue;
+      if (!node || node == accumulators_[i]) continue;
       expect_unchanged(parameters_[i], places_[i]);
       node->add_post_hook(std::make_unique<TorchHook>([weak = weak_from_this(), i] {
         if (const auto self = weak.lock()) self->accumulated(i);
