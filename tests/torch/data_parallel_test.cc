@@ -233,6 +233,38 @@ TEST_P(TorchModel, CountsAnUnusedParameterAsZeroIfAsked) {
   });
 }
 
+// Has no gradient for `y`.
+struct First : torch::autograd::Function<First> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x,
+                               torch::Tensor y) {
+    return x + 0 * y.sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0], torch::Tensor()};
+  }
+};
+
+TEST_P(TorchModel, AGradientThatAPassLeavesUndefinedIsMissing) {
+  struct HalfUsed : torch::nn::Module {
+    torch::Tensor used = register_parameter("used", torch::ones({3})),
+                  idle = register_parameter("idle", torch::ones({3}));
+    torch::Tensor forward(const torch::Tensor& x) { return First::apply(x * used, idle); }
+  };
+  on_ranks(groups, [&](const Group& group) {
+    auto net = std::make_shared<HalfUsed>();
+    TorchDataParallel model(net, group, {.reducer = {.missing_as_zero = true}});
+    loss_of(model.forward(batch_of(group.rank()).slice(1, 0, 3))).backward();
+    EXPECT_TRUE(net->used.grad().defined());
+    EXPECT_FALSE(net->idle.grad().defined());
+  });
+  const auto errors = errors_on_ranks(groups, [&](const Group& group) {
+    TorchDataParallel model(std::make_shared<HalfUsed>(), group);
+    loss_of(model.forward(batch_of(group.rank()).slice(1, 0, 3))).backward();
+  });
+  expect_everywhere(errors, ErrorCode::failed_precondition, {"has no gradient of \"idle\""});
+}
+
 TEST_P(TorchModel, LeavesFrozenParametersAndSharedOnesAsTheyAre) {
   struct Tied : torch::nn::Module {
     Linear a = register_module("a", Linear(6, 6)), b = register_module("b", a),

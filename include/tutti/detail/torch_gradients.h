@@ -162,6 +162,8 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   void accumulated(size_t i) {
     if (reducer_.is_paused()) return;
     begin_pass();
+    // Called without one, too: a function of the graph had none to give.
+    if (!parameters_[i].tensor.grad().defined()) return;
     expect_plain_gradient(parameters_[i]);
     put_in_place(i);
     {
