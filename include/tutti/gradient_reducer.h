@@ -35,7 +35,8 @@ struct GradientReducerOptions {
   // branches of a model that did not run.
   bool missing_as_zero = false;
   // Gradients that have become means, and their parameters. Called by finish(), bucket after
-  // bucket, while later ones still travel.
+  // bucket, while later ones still travel. What it throws comes out of finish(), and fails all
+  // ranks as abort() does.
   struct Bucket {
     // By index, and in the same order the gradients; good until on_bucket returns.
     std::span<const size_t> parameters;

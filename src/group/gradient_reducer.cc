@@ -218,10 +218,25 @@ struct GradientReducer::Impl {
       const auto start = base::Clock::now();
       works[b].wait();
       waited += base::Clock::now() - start;
-      if (options.on_bucket) options.on_bucket({buckets[b].parameters, buckets[b].gradients});
+      if (options.on_bucket) call_hook(buckets[b]);
     }
     agree_on_order();
     restart();
+  }
+
+  // The other ranks would go on with a step that this one does not end.
+  void call_hook(const Bucket& bucket) {
+    try {
+      options.on_bucket({bucket.parameters, bucket.gradients});
+    } catch (const std::exception& error) {
+      abort(error.what());
+      throw;
+    }
+  }
+
+  void abort(const std::string& reason) {
+    detail::GroupAccess::impl(group).fail(
+        ErrorCode::aborted, fmt::format("rank {} failed: {}", group.rank(), reason));
   }
 
   // The order of rank 0, once it is known.
@@ -311,10 +326,7 @@ GradientReducer::Pause GradientReducer::no_sync() {
 
 bool GradientReducer::is_paused() const { return !impl_->pause.expired(); }
 
-void GradientReducer::abort(const std::string& reason) {
-  detail::GroupAccess::impl(impl_->group)
-      .fail(ErrorCode::aborted, fmt::format("rank {} failed: {}", impl_->group.rank(), reason));
-}
+void GradientReducer::abort(const std::string& reason) { impl_->abort(reason); }
 
 double clip_by_global_norm(std::span<const Tensor> tensors, double most) {
   if (!(most > 0))

@@ -177,6 +177,29 @@ TEST_P(Reducer, CallsAHookForEachBucketInTheOrderOfRank0) {
   });
 }
 
+TEST_P(Reducer, AHookThatThrowsFailsAllRanks) {
+  std::string own;
+  const auto errors = errors_on_ranks(groups, [&](const Group& group) {
+    Options options{.bucket_bytes = 1, .communication = kLong};
+    if (group.rank() == n - 1)
+      options.on_bucket = [](const Options::Bucket&) { throw std::runtime_error("no norm"); };
+    GradientReducer reducer(group, parameters_of({4, 4}), options);
+    for (int step = 0; step < 2; ++step) {
+      reducer.ready(1);
+      reducer.ready(0);
+      try {
+        reducer.finish();
+      } catch (const std::runtime_error& error) {
+        if (group.rank() != n - 1 || step == 1) throw;
+        own = error.what();
+      }
+    }
+  });
+  EXPECT_EQ(own, "no norm");
+  expect_everywhere(errors, ErrorCode::aborted,
+                    {"rank " + std::to_string(n - 1) + " failed: no norm"});
+}
+
 TEST_P(Reducer, TravelsBesideTheProgramsOwnCollectives) {
   on_ranks(groups, [&](const Group& group) {
     GradientReducer reducer(group, parameters_of({10, 10}), {.communication = kLong});
