@@ -239,6 +239,16 @@ struct GradientReducer::Impl {
         ErrorCode::aborted, fmt::format("rank {} failed: {}", group.rank(), reason));
   }
 
+  // Until nothing of the step works on the gradients any more.
+  void settle() {
+    for (Work& work : works) {
+      try {
+        work.wait();
+      } catch (const Error&) {  // the first is thrown by finish()
+      }
+    }
+  }
+
   // The order of rank 0, once it is known.
   void agree_on_order() {
     if (has_order || parameters.empty()) return;
@@ -311,6 +321,7 @@ void GradientReducer::finish() {
   try {
     impl_->finish();
   } catch (...) {
+    impl_->settle();
     impl_->restart();  // the group throws the same error again
     throw;
   }

@@ -323,16 +323,25 @@ TEST(GradientReducer, ChecksItsArguments) {
   reducer.finish();
 }
 
-TEST(GradientReducer, RefusesWeightsThatAreAllZero) {
-  const Groups groups = Group::in_process(2);
-  expect_everywhere(errors_on_ranks(groups,
-                                    [](const Group& group) {
-                                      GradientReducer reducer(group, {{"a", {2}}});
-                                      reducer.begin(0);
-                                      reducer.ready(0);
-                                      reducer.finish();
-                                    }),
-                    ErrorCode::invalid_argument, {"the weights of all ranks are 0"});
+// The gradients are the program's again, though the second bucket was on its way.
+TEST(GradientReducer, RefusesWeightsThatAreAllZeroAndGoesOn) {
+  on_ranks(Group::in_process(2), [](const Group& group) {
+    GradientReducer reducer(group, {{"a", {200'000}}, {"b", {2}}},
+                            {.bucket_bytes = 1, .communication = kLong});
+    const auto pass = [&](double weight) {
+      reducer.begin(weight);
+      for (const size_t i : {1, 0}) {
+        std::ranges::fill(reducer.gradient(i).span<float>(), float(group.rank()));
+        reducer.ready(i);
+      }
+      reducer.finish();
+    };
+    const Caught error = caught([&] { pass(0); });
+    EXPECT_EQ(error.code, ErrorCode::invalid_argument);
+    EXPECT_THAT(error.text, HasSubstr("the weights of all ranks are 0"));
+    pass(1);
+    EXPECT_THAT(reducer.gradient(0).to_vector<float>(), ::testing::Each(0.5f));
+  });
 }
 
 TEST(GradientReducer, LeavingInTheMiddleOfAStepTellsTheOthers) {
