@@ -459,10 +459,13 @@ Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, ReduceOp op,
 
 namespace {
 
-void check_weight(double weight) {
+void check_weighted(std::span<const Tensor> tensors, double weight,
+                    const CommunicationOptions& options) {
+  options.validate("all_reduce");
   if (!(weight >= 0) || std::isinf(weight))
     invalid(Collective::all_reduce,
             fmt::format("the weight is {}, expected a finite number of 0 or more", weight));
+  const TensorList checked(tensors, ReduceOp::MEAN, 1, options);
 }
 
 // A list whose mean is weighted: a sum of float64, with the weights in the same operation.
@@ -470,12 +473,7 @@ class WeightedList {
  public:
   WeightedList(std::span<const Tensor> tensors, double weight)
       : results_(tensors.begin(), tensors.end()) {
-    check_weight(weight);
     for (const Tensor& tensor : results_) {
-      const Memory memory = write(tensor);
-      if (!is_floating(memory.dtype))
-        invalid(Collective::all_reduce,
-                fmt::format("the weighted mean of {} does not fit in place", text_of(memory)));
       sums_.push_back(weight == 0 ? Tensor::zeros(tensor.shape(), DType::float64, tensor.device())
                                   : tensor.to(DType::float64));
       if (weight != 0) scale(sums_.back(), weight, false);
@@ -505,6 +503,7 @@ class WeightedList {
 void GroupImpl::all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
                            const CommunicationOptions& options) {
   expect_own_process("all_reduce");
+  check_weighted(tensors, mean.weight, options);
   const WeightedList list(tensors, mean.weight);
   all_reduce(list.sums(), ReduceOp::SUM, options);
   list.divide();
@@ -514,8 +513,7 @@ void GroupImpl::all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
 Work GroupImpl::start_all_reduce(std::span<const Tensor> tensors, WeightedMean mean,
                                  const CommunicationOptions& options) {
   expect_own_process("all_reduce");
-  options.validate("all_reduce");
-  check_weight(mean.weight);
+  check_weighted(tensors, mean.weight, options);
   return queue_->start([this, list = std::vector(tensors.begin(), tensors.end()), mean, options] {
     all_reduce(list, mean, options);
   });

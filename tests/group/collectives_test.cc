@@ -133,6 +133,12 @@ TEST(WeightedMeans, CheckTheirArguments) {
             ErrorCode::invalid_argument);
   EXPECT_EQ(caught([&] { alone.all_reduce(whole, WeightedMean{1}); }).code,
             ErrorCode::invalid_argument);
+  // In the background as well, at once.
+  const Tensor floats = Tensor::of<float>({1}), ints = Tensor::of<int>({1});
+  const std::vector<Tensor> lists[] = {{ints}, {floats, floats}, {floats, Tensor()}};
+  for (const std::vector<Tensor>& list : lists)
+    EXPECT_EQ(caught([&] { alone.all_reduce_async(list, WeightedMean{1}); }).code,
+              ErrorCode::invalid_argument);
 }
 
 TEST_P(Collectives, AllGatherJoinsInRankOrder) {
