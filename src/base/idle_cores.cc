@@ -38,7 +38,8 @@ bool has_idle_core() {
   return world() || running_threads() <= cores;
 }
 
-void mark_background_thread() { in_background = true; }
+// The threads of a simulation are fibers of the program's own.
+void mark_background_thread() { in_background = !world(); }
 bool is_background_thread() { return in_background; }
 
 }  // namespace tutti::base

@@ -7,6 +7,7 @@
 
 #include <numeric>
 
+#include "base/idle_cores.h"
 #include "base/world.h"
 
 namespace tutti::testing {
@@ -201,6 +202,7 @@ TEST(Simulation, HasGroupsOfItsOwnAndInTheBackground) {
          EXPECT_EQ(more[9], 36);
        }))
     EXPECT_TRUE(outcome.ok()) << outcome.error;
+  EXPECT_FALSE(base::is_background_thread());  // it is the program's again
 }
 
 TEST(Simulation, IsSlowerWithASlowHost) {
