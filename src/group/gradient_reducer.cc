@@ -88,6 +88,7 @@ struct GradientReducer::Impl {
     std::vector<std::string> lines;
     for (const Parameter& parameter : parameters) lines.push_back(text_of(parameter));
     detail::expect_alike(group, "GradientReducer", lines);
+    check(parameters, options);  // what all ranks have, so that none waits for one that throws
     allocate();
     std::vector<size_t> reversed(parameters.size());
     std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
@@ -277,7 +278,6 @@ struct GradientReducer::Impl {
 
 GradientReducer::GradientReducer(const Group& group, std::vector<Parameter> parameters,
                                  const Options& options) {
-  check(parameters, options);
   impl_ = std::make_unique<Impl>(group.split(0, group.rank()), std::move(parameters), options);
 }
 GradientReducer::~GradientReducer() = default;

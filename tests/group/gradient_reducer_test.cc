@@ -289,6 +289,8 @@ TEST_P(Reducer, RanksWithOtherParametersGetAnErrorWithTheFirst) {
        "line 1 is \"b\" float32[3, 2] on rank 0 and \"c\" float32[3, 2] on rank"},
       {{{"a", {2}, DType::float64}, {"b", {3, 2}}},
        "line 0 is \"a\" float32[2] on rank 0 and \"a\" float64[2] on rank"},
+      {{{"a", {2}, DType::int32}, {"b", {3, 2}}},
+       "line 0 is \"a\" float32[2] on rank 0 and \"a\" int32[2] on rank"},
       {{{"a", {2}}}, "line 1 is \"b\" float32[3, 2] on rank 0 and none (1 in all) on rank"},
   };
   for (const auto& [other, text] : cases)
