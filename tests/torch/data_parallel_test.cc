@@ -341,6 +341,20 @@ TEST_P(TorchModel, TakesHoldersAndLayoutsAndManyResults) {
   });
 }
 
+TEST_P(TorchModel, AddsNoHooksToParametersThatForwardReturns) {
+  struct Constant : torch::nn::Module {
+    torch::Tensor value = register_parameter("value", torch::ones({3}));
+    torch::Tensor forward() { return value; }
+  };
+  on_ranks(groups, [&](const Group& group) {
+    auto net = std::make_shared<Constant>();
+    TorchDataParallel model(net, group);
+    (model.forward() * float(group.rank() + 1)).sum().backward();
+    EXPECT_EQ(net->value.grad()[0].item<float>(), float(n + 1) / 2);
+    EXPECT_TRUE(torch::autograd::impl::hooks(net->value).empty());
+  });
+}
+
 TEST_P(TorchModel, RunsAHookOnEachBucketBeforePassesEnd) {
   on_ranks(groups, [&](const Group& group) {
     int buckets = 0;

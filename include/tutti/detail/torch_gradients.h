@@ -47,11 +47,12 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     if (is_training) broadcast(reducer_.group(), buffers_, root_, gpus_);
   }
 
-  // A pass that starts at one of these ends when all nested ones have ended.
+  // A pass that starts at one of these ends when all nested ones have ended. A parameter among them
+  // has a hook, and would get another one in every step.
   template <class Result>
   void watch(const Result& result) {
     for_each_tensor(result, [this](const torch::Tensor& tensor) {
-      if (!tensor.defined() || !tensor.requires_grad()) return;
+      if (!tensor.defined() || tensor.is_leaf()) return;
       tensor.register_hook([weak = weak_from_this()](const torch::Tensor&) {
         if (const auto self = weak.lock(); self && !self->reducer_.is_paused()) self->begin_pass();
       });
