@@ -12,13 +12,6 @@ namespace tutti::cross_device {
 
 namespace {
 
-Tensor scaled(const Tensor& tensor, double factor) {
-  if (factor == 0) return Tensor::zeros(tensor.shape(), DType::float64, tensor.device());
-  const Tensor result = tensor.to(DType::float64);
-  detail::scale(result, factor, false);
-  return result;
-}
-
 template <class F>
 Value with_values(const Value& value, const F& f) {
   if (!value.is_sparse()) return f(value.tensor());
@@ -57,7 +50,7 @@ std::vector<Mirrored<Value>> weighted_mean(CrossDeviceOps& ops, ReduceOp op,
             "bool has no mean",
             r, name(value[0].dtype()), name(part.dtype())));
       parts.push_back(
-          with_values(value[r], [&](const Tensor& t) { return scaled(t, weights[r]); }));
+          with_values(value[r], [&](const Tensor& t) { return detail::scaled(t, weights[r]); }));
     }
     batch.emplace_back(PerReplica<Value>(std::move(parts)), destinations);
   }

@@ -473,11 +473,7 @@ class WeightedList {
  public:
   WeightedList(std::span<const Tensor> tensors, double weight)
       : results_(tensors.begin(), tensors.end()) {
-    for (const Tensor& tensor : results_) {
-      sums_.push_back(weight == 0 ? Tensor::zeros(tensor.shape(), DType::float64, tensor.device())
-                                  : tensor.to(DType::float64));
-      if (weight != 0) scale(sums_.back(), weight, false);
-    }
+    for (const Tensor& tensor : results_) sums_.push_back(scaled(tensor, weight));
     sums_.push_back(
         Tensor::scalar<double>(weight, results_.empty() ? std::string() : results_[0].device()));
   }

@@ -62,6 +62,13 @@ void scale(const Tensor& tensor, double factor, bool divide) {
   for (double& x : tensor.span<double>()) x = divide ? x / factor : x * factor;
 }
 
+Tensor scaled(const Tensor& tensor, double factor) {
+  if (factor == 0) return Tensor::zeros(tensor.shape(), DType::float64, tensor.device());
+  const Tensor result = tensor.to(DType::float64);
+  scale(result, factor, false);
+  return result;
+}
+
 void copy_runs(Device& to_device, void* to, size_t to_stride, Device& from_device, const void* from,
                size_t from_stride, size_t run, size_t count) {
   if (!to_device.in_host_memory() || !from_device.in_host_memory())

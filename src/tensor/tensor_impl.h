@@ -65,6 +65,8 @@ void assign(const Tensor& to, const Tensor& from);
 
 // Multiplies the elements, which are float64, or divides them.
 void scale(const Tensor& tensor, double factor, bool divide);
+// The elements times a factor, as float64. Those times 0 are zeros, whatever they were.
+Tensor scaled(const Tensor& tensor, double factor);
 
 // The tensor itself if `device` can work on its memory, else a copy there.
 Tensor within_reach(const Tensor& tensor, Device& device);
