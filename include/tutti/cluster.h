@@ -48,9 +48,8 @@ class ClusterSpec {
 
   explicit operator bool() const { return !jobs_.empty(); }
   std::vector<std::string> jobs() const;  // sorted
-  bool contains(const std::string& job) const {
-    return jobs_.contains(job);
-  }  // is there one of this name?
+  // Whether it has a job of this name.
+  bool contains(const std::string& job) const { return jobs_.contains(job); }
 
   // Of a job that the cluster has; anything else is an error.
   int num_tasks(const std::string& job) const;

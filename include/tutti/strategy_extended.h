@@ -145,9 +145,8 @@ class StrategyExtended {
         },
         [&](const std::function<void(size_t)>& call) { visit_devices(devices, call); });
   }
-  const std::vector<std::string>& non_slot_devices() const {
-    return devices_;
-  }  // all of this process
+  // All of this process.
+  const std::vector<std::string>& non_slot_devices() const { return devices_; }
 
   // The variable that `component` is a part of, if any.
   std::optional<Variable> value_container(const Tensor& component) const;
