@@ -18,6 +18,8 @@ import uuid
 
 # In the environment of all that we start, and of nothing else.
 MARK = "TUTTI_TEST_MARK=" + uuid.uuid4().hex
+# In sanitized builds. The search for leaks may crash beside gRPC's threads, which are there to the end.
+ASAN_OPTIONS = "detect_leaks=0:handle_segv=0:handle_abort=0:disable_coredump=0"
 LONG = os.environ.get("TUTTI_LONG_TESTS", "") not in ("", "0", "OFF")
 # What programs other than ours put in /dev/shm.
 FOREIGN = re.compile(r"^(mpich|vader|ompi|sm_segment|open_mpi|psm|ucx|cuda|nccl|sem\.)")
@@ -159,8 +161,8 @@ class Job:
                      if not name.startswith("TUTTI_") or name == "TUTTI_MODULE_PATH"}
         inherited.pop("TF_CONFIG", None)
         name, value = MARK.split("=")
-        if self.sanitized:  # the search for leaks may crash beside gRPC's threads, which are there to the end
-            inherited["ASAN_OPTIONS"] = "detect_leaks=0:handle_segv=0:handle_abort=0:disable_coredump=0"
+        if self.sanitized:
+            inherited["ASAN_OPTIONS"] = ASAN_OPTIONS
         output = tempfile.TemporaryFile()
         self.outputs.append(output)
         options.setdefault("stdin", subprocess.DEVNULL)

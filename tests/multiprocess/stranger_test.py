@@ -14,7 +14,7 @@ import time
 
 sys.dont_write_bytecode = True
 from attack import KINDS  # noqa: E402
-from harness import LONG, Failed, Job, arguments, check, free_addresses, limit, run_cases, tf_config  # noqa: E402
+from harness import ASAN_OPTIONS, LONG, Failed, Job, arguments, check, free_addresses, limit, run_cases, tf_config  # noqa: E402
 
 RANKS = 3
 TOKEN = "sesame"
@@ -244,8 +244,11 @@ def last_out(job, computing, attackers):
 
 def attacked_environment(options):
     # A heartbeat that is late by more than three quarters of this fails the job.
-    return {"TUTTI_TOKEN": TOKEN, "TUTTI_TEST_MODULE": module(options),
-            "TUTTI_HEARTBEAT_TIMEOUT": "10" if options.sanitized else "2"}
+    environment = {"TUTTI_TOKEN": TOKEN, "TUTTI_TEST_MODULE": module(options),
+                   "TUTTI_HEARTBEAT_TIMEOUT": "10" if options.sanitized else "2"}
+    if options.sanitized:  # which keeps what was freed, 256 MiB of it by default
+        environment["ASAN_OPTIONS"] = ASAN_OPTIONS + ":quarantine_size_mb=4"
+    return environment
 
 
 def attackers_at_a_service_of_its_own(options):
