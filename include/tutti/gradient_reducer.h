@@ -48,8 +48,8 @@ struct GradientReducerOptions {
 
 // One rank's gradients, of a model that all ranks hold. All ranks construct it, and finish as many
 // steps. They travel in a group of their own, a copy of the one that is given, so that they never
-// wait for the program's other collectives. The first error is the last, as that of a group is. If a
-// program has several, all ranks finish them in the same order.
+// wait for the program's other collectives. The first error is the last, as that of a group is. If
+// a program has several, all ranks finish them in the same order.
 //
 // Thread safety: ready() may be called from any thread; the other methods from one at a time, when
 // no call of ready() is under way.

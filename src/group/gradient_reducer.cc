@@ -236,8 +236,8 @@ struct GradientReducer::Impl {
   }
 
   void abort(const std::string& reason) {
-    detail::GroupAccess::impl(group).fail(
-        ErrorCode::aborted, fmt::format("rank {} failed: {}", group.rank(), reason));
+    detail::GroupAccess::impl(group).fail(ErrorCode::aborted,
+                                          fmt::format("rank {} failed: {}", group.rank(), reason));
   }
 
   // Until nothing of the step works on the gradients any more.
