@@ -9,6 +9,7 @@
 // gradients at once; `buckets` exchanges them during the pass. Rank 0 prints an object of JSON.
 #include <torch/torch.h>
 #include <torch/version.h>
+#include <tutti/span.h>
 #include <tutti/torch.h>
 
 #include <algorithm>
@@ -171,16 +172,26 @@ int run(const Options& options) {
   };
   std::vector<float> losses;
   const auto step = [&] {
+    const tutti::Span span("step");
     // As zero_grad() of Python; that of LibTorch 1 keeps the memory.
     for (torch::Tensor parameter : parameters) parameter.mutable_grad().reset();
-    const torch::Tensor output = parallel ? parallel->forward(input) : task.model->forward(input);
-    const torch::Tensor loss = nn::functional::cross_entropy(output, target);
-    loss.backward();
+    const torch::Tensor loss = [&] {
+      const tutti::Span forward("forward");
+      return nn::functional::cross_entropy(
+          parallel ? parallel->forward(input) : task.model->forward(input), target);
+    }();
+    {
+      const tutti::Span backward("backward");
+      loss.backward();
+    }
     if (options.mode == "barrier") {
       synchronize();
       world.barrier();
     }
-    optimizer.step();
+    {
+      const tutti::Span update("update");
+      optimizer.step();
+    }
     if (options.losses) losses.push_back(loss.item<float>());
     synchronize();
   };
