@@ -69,7 +69,7 @@ void make_fast(int socket) {
 
 // These few bytes always fit what the system keeps of a new connection.
 template <class T>
-bool say(const File& file, const T& what) {
+bool send_whole(const File& file, const T& what) {
   return ::send(file.get(), &what, sizeof(what), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          ssize_t(sizeof(what));
 }
@@ -104,7 +104,7 @@ int Connector::port() const {
                                           : reinterpret_cast<sockaddr_in&>(name).sin_port);
 }
 
-Connector::Digest Connector::proof_of(Side side, const Conversation& about) const {
+Connector::Digest Connector::proof_of(Side side, const Pending& about) const {
   struct {
     uint32_t side;
     Opening opening;
@@ -120,32 +120,32 @@ Connector::Digest Connector::proof_of(Side side, const Conversation& about) cons
   return digest;
 }
 
-Connector::Conversations::iterator Connector::begin(File file, Stage stage, uint32_t interest) {
+Connector::PendingList::iterator Connector::begin(File file, Stage stage, uint32_t interest) {
   const uint64_t number = kListener | ++events_;
   epoll_event event{};
   event.events = interest;
   event.data.u64 = number;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, file.get(), &event) != 0) return conversations_.end();
-  return conversations_.insert(conversations_.end(), {number, std::move(file), stage,
-                                                      Clock::now() + timing::kStrangerTimeout});
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, file.get(), &event) != 0) return pending_.end();
+  return pending_.insert(pending_.end(),
+                         {number, std::move(file), stage, Clock::now() + timing::kStrangerTimeout});
 }
 
 // A forked child may hold the file, too: the epoll and the peer forget it here.
-void Connector::end(Conversations::iterator conversation) {
-  if (conversation->file) {
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, conversation->file.get(), nullptr);
-    shutdown(conversation->file.get(), SHUT_RDWR);
+void Connector::end(PendingList::iterator pending) {
+  if (pending->file) {
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, pending->file.get(), nullptr);
+    shutdown(pending->file.get(), SHUT_RDWR);
   }
-  conversations_.erase(conversation);
+  pending_.erase(pending);
 }
 
 void Connector::call(int peer) {
   if (connected_[size_t(peer)] || given_up_[size_t(peer)] || calls_.contains(peer)) return;
-  dial(peer, calls_.emplace(peer, Call{Clock::now(), conversations_.end()}).first->second);
+  dial(peer, calls_.emplace(peer, Call{Clock::now(), pending_.end()}).first->second);
 }
 
 void Connector::dial(int peer, Call& call) {
-  call = {call.began, conversations_.end()};
+  call = {call.began, pending_.end()};
   const PeerAddress& address = place_.ranks[size_t(peer)];
   File file(socket(address.name.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!file ||
@@ -154,9 +154,9 @@ void Connector::dial(int peer, Call& call) {
     const bool is_passing = errno == EMFILE || errno == ENFILE || errno == EADDRNOTAVAIL;
     return is_passing ? call_again(peer, errno) : call_failed(peer, errno);
   }
-  call.conversation = begin(std::move(file), Stage::connecting, EPOLLOUT);
-  if (call.conversation == conversations_.end()) return call_again(peer, errno);
-  Opening& opening = call.conversation->opening;
+  call.pending = begin(std::move(file), Stage::connecting, EPOLLOUT);
+  if (call.pending == pending_.end()) return call_again(peer, errno);
+  Opening& opening = call.pending->opening;
   opening.to = uint32_t(peer);
   opening.from = uint32_t(place_.rank);
   fill_randomly(opening.nonce);
@@ -164,8 +164,8 @@ void Connector::dial(int peer, Call& call) {
 
 bool Connector::is_reached(int peer) const {
   const auto call = calls_.find(peer);
-  return call == calls_.end() || (call->second.conversation != conversations_.end() &&
-                                  call->second.conversation->stage != Stage::connecting);
+  return call == calls_.end() || (call->second.pending != pending_.end() &&
+                                  call->second.pending->stage != Stage::connecting);
 }
 
 void Connector::call_failed(int peer, int error) {
@@ -179,41 +179,41 @@ void Connector::call_failed(int peer, int error) {
 // The peer may have had too many calls at once, or this process too many files.
 void Connector::call_again(int peer, int error) {
   Call& call = calls_.at(peer);
-  if (call.conversation != conversations_.end()) end(call.conversation);
+  if (call.pending != pending_.end()) end(call.pending);
   const Clock::time_point now = Clock::now();
   if (now - call.began > timing::kStrangerTimeout) return call_failed(peer, error);
-  call = {call.began, conversations_.end(), now + timing::kCallAgain};
+  call = {call.began, pending_.end(), now + timing::kCallAgain};
 }
 
-bool Connector::hear(Conversation& conversation) {
+bool Connector::receive(Pending& pending) {
   const auto read = [&](void* to, size_t bytes) {
-    const ssize_t got = recv(conversation.file.get(), static_cast<char*>(to) + conversation.got,
-                             bytes - conversation.got, MSG_DONTWAIT);
+    const ssize_t got = recv(pending.file.get(), static_cast<char*>(to) + pending.got,
+                             bytes - pending.got, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (got <= 0) throw std::system_error(got == 0 ? 0 : errno, std::generic_category());
-    conversation.got += size_t(got);
-    if (conversation.got < bytes) return false;
-    conversation.got = 0;
+    pending.got += size_t(got);
+    if (pending.got < bytes) return false;
+    pending.got = 0;
     return true;
   };
-  switch (conversation.stage) {
-    case Stage::opening: return read(&conversation.opening, sizeof(conversation.opening));
-    case Stage::challenge: return read(&conversation.challenge, sizeof(conversation.challenge));
-    case Stage::answer: return read(&conversation.answer, sizeof(conversation.answer));
-    case Stage::verdict: return read(&conversation.verdict, sizeof(conversation.verdict));
+  switch (pending.stage) {
+    case Stage::opening: return read(&pending.opening, sizeof(pending.opening));
+    case Stage::challenge: return read(&pending.challenge, sizeof(pending.challenge));
+    case Stage::answer: return read(&pending.answer, sizeof(pending.answer));
+    case Stage::reply: return read(&pending.reply, sizeof(pending.reply));
     case Stage::connecting: break;
   }
   return false;
 }
 
-void Connector::attend(uint64_t event) {
+void Connector::handle(uint64_t event) {
   if (event == kListener) return accept_all();
-  const auto found = std::ranges::find(conversations_, event, &Conversation::event);
-  if (found == conversations_.end()) return;  // ended by an event before this one
+  const auto found = std::ranges::find(pending_, event, &Pending::event);
+  if (found == pending_.end()) return;  // ended by an event before this one
   const bool called = found->stage == Stage::opening || found->stage == Stage::answer;
   const int peer = int(found->opening.to);
   try {
-    go_on(found);
+    advance(found);
   } catch (const std::system_error&) {
     if (!called) return call_again(peer, ECONNRESET);
     // A port scanner, or a rank that has found another connection.
@@ -221,93 +221,92 @@ void Connector::attend(uint64_t event) {
   }
 }
 
-void Connector::go_on(Conversations::iterator conversation) {
-  if (conversation->stage == Stage::connecting) {
+void Connector::advance(PendingList::iterator pending) {
+  if (pending->stage == Stage::connecting) {
     int error = 0;
     socklen_t size = sizeof(error);
-    getsockopt(conversation->file.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    const int peer = int(conversation->opening.to);
+    getsockopt(pending->file.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    const int peer = int(pending->opening.to);
     if (error) {
-      end(conversation);
+      end(pending);
       return call_failed(peer, error);
     }
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = conversation->event;
-    epoll_ctl(epoll_, EPOLL_CTL_MOD, conversation->file.get(), &event);
-    conversation->stage = Stage::challenge;
-    if (!say(conversation->file, conversation->opening)) call_again(peer, ECONNRESET);
+    event.data.u64 = pending->event;
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, pending->file.get(), &event);
+    pending->stage = Stage::challenge;
+    if (!send_whole(pending->file, pending->opening)) call_again(peer, ECONNRESET);
     return;
   }
-  if (!hear(*conversation)) return;
-  switch (conversation->stage) {
+  if (!receive(*pending)) return;
+  switch (pending->stage) {
     case Stage::opening: {
-      const Opening& opening = conversation->opening;
+      const Opening& opening = pending->opening;
       if (opening.mark != kMark || opening.to != uint32_t(place_.rank) ||
           opening.from >= place_.ranks.size() || opening.from == opening.to)
-        return refuse(conversation, "it is not a rank of this job");
-      fill_randomly(conversation->challenge.nonce);
-      conversation->challenge.proof = proof_of(Side::called, *conversation);
-      conversation->stage = Stage::answer;
-      if (!say(conversation->file, conversation->challenge)) end(conversation);
+        return refuse(pending, "it is not a rank of this job");
+      fill_randomly(pending->challenge.nonce);
+      pending->challenge.proof = proof_of(Side::called, *pending);
+      pending->stage = Stage::answer;
+      if (!send_whole(pending->file, pending->challenge)) end(pending);
       return;
     }
     case Stage::challenge: {
-      const int peer = int(conversation->opening.to);
-      const Digest expected = proof_of(Side::called, *conversation);
-      if (CRYPTO_memcmp(expected.data(), conversation->challenge.proof.data(), expected.size())) {
-        end(conversation);
+      const int peer = int(pending->opening.to);
+      const Digest expected = proof_of(Side::called, *pending);
+      if (CRYPTO_memcmp(expected.data(), pending->challenge.proof.data(), expected.size())) {
+        end(pending);
         return call_failed(peer, EPROTO);  // another program listens there now
       }
-      conversation->stage = Stage::verdict;
-      if (!say(conversation->file, proof_of(Side::caller, *conversation)))
+      pending->stage = Stage::reply;
+      if (!send_whole(pending->file, proof_of(Side::caller, *pending)))
         call_again(peer, ECONNRESET);
       return;
     }
-    case Stage::answer: return answer_caller(conversation);
-    case Stage::verdict: {
-      const int peer = int(conversation->opening.to);
-      if (conversation->verdict == Verdict::welcome) return has_connection(peer, conversation);
+    case Stage::answer: return answer_caller(pending);
+    case Stage::reply: {
+      const int peer = int(pending->opening.to);
+      if (pending->reply == Reply::welcome) return has_connection(peer, pending);
       // Else the peer's own call comes, or has come.
-      if (conversation->verdict != Verdict::lost) return call_again(peer, ECONNRESET);
-      end(conversation);
+      if (pending->reply != Reply::lost) return call_again(peer, ECONNRESET);
+      end(pending);
       return call_failed(peer, ECONNRESET);
     }
     case Stage::connecting: break;
   }
 }
 
-void Connector::answer_caller(Conversations::iterator conversation) {
-  const Digest expected = proof_of(Side::caller, *conversation);
-  if (CRYPTO_memcmp(expected.data(), conversation->answer.data(), expected.size()))
-    return refuse(conversation, "it does not know the secret of this rank");
-  const int peer = int(conversation->opening.from);
-  Verdict verdict = Verdict::welcome;
+void Connector::answer_caller(PendingList::iterator pending) {
+  const Digest expected = proof_of(Side::caller, *pending);
+  if (CRYPTO_memcmp(expected.data(), pending->answer.data(), expected.size()))
+    return refuse(pending, "it does not know the secret of this rank");
+  const int peer = int(pending->opening.from);
+  Reply reply = Reply::welcome;
   if (given_up_[size_t(peer)]) {
-    verdict = Verdict::lost;
+    reply = Reply::lost;
   } else if (connected_[size_t(peer)]) {
-    verdict = Verdict::second;
+    reply = Reply::second;
   } else if (const auto own = calls_.find(peer); own != calls_.end() && place_.rank > peer) {
     // A call that the peer has not heard of yet does not count.
-    const auto call = own->second.conversation;
-    if (call != conversations_.end() && call->stage != Stage::connecting)
-      verdict = Verdict::wait_for_mine;
+    const auto call = own->second.pending;
+    if (call != pending_.end() && call->stage != Stage::connecting) reply = Reply::wait_for_mine;
   }
-  if (!say(conversation->file, verdict) || verdict != Verdict::welcome) return end(conversation);
-  has_connection(peer, conversation);
+  if (!send_whole(pending->file, reply) || reply != Reply::welcome) return end(pending);
+  has_connection(peer, pending);
 }
 
-void Connector::has_connection(int peer, Conversations::iterator conversation) {
+void Connector::has_connection(int peer, PendingList::iterator pending) {
   if (const auto call = calls_.find(peer); call != calls_.end()) {
-    const auto own = call->second.conversation;
-    if (own != conversations_.end() && own != conversation) end(own);
+    const auto own = call->second.pending;
+    if (own != pending_.end() && own != pending) end(own);
     calls_.erase(call);
   }
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, conversation->file.get(), nullptr);
-  make_fast(conversation->file.get());
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, pending->file.get(), nullptr);
+  make_fast(pending->file.get());
   connected_[size_t(peer)] = true;
-  made_.push_back({peer, std::move(conversation->file)});
-  end(conversation);
+  made_.push_back({peer, std::move(pending->file)});
+  end(pending);
 }
 
 void Connector::accept_all() {
@@ -321,19 +320,19 @@ void Connector::accept_all() {
     }
     if (!file) return;
     std::string host = host_of(file.get());
-    const auto conversation = begin(std::move(file), Stage::opening, EPOLLIN);
-    if (conversation == conversations_.end()) return;
-    conversation->host = std::move(host);
+    const auto pending = begin(std::move(file), Stage::opening, EPOLLIN);
+    if (pending == pending_.end()) return;
+    pending->host = std::move(host);
     make_room();
   }
 }
 
 // If there are too many callers, the host with the most loses its oldest.
 void Connector::make_room() {
-  if (conversations_.size() <= most_strangers_) return;
+  if (pending_.size() <= most_strangers_) return;
   std::map<std::string, size_t> callers;
   size_t all = 0;
-  for (const Conversation& one : conversations_)
+  for (const Pending& one : pending_)
     if (!one.host.empty()) {
       ++callers[one.host];
       ++all;
@@ -341,13 +340,13 @@ void Connector::make_room() {
   if (all <= most_strangers_) return;
   const std::string host =
       std::ranges::max_element(callers, {}, [](const auto& entry) { return entry.second; })->first;
-  refuse(std::ranges::find(conversations_, host, &Conversation::host), "there are too many");
+  refuse(std::ranges::find(pending_, host, &Pending::host), "there are too many");
 }
 
-void Connector::refuse(Conversations::iterator conversation, const char* why) {
+void Connector::refuse(PendingList::iterator pending, const char* why) {
   ++refused_;
-  last_refused_ = fmt::format("{} ({})", conversation->host, why);
-  end(conversation);
+  last_refused_ = fmt::format("{} ({})", pending->host, why);
+  end(pending);
 }
 
 std::string Connector::take_refused() {
@@ -359,12 +358,12 @@ std::string Connector::take_refused() {
                      refused == 1 ? "" : "s", last_refused_);
 }
 
-void Connector::keep_time() {
+void Connector::check_deadlines() {
   const auto now = Clock::now();
   if (now < looks_again_) return;
   looks_again_ = now + timing::kShortPoll;
   if (!listens_ && now >= listens_again_) listen(true);
-  for (auto at = conversations_.begin(); at != conversations_.end();) {
+  for (auto at = pending_.begin(); at != pending_.end();) {
     const auto next = std::next(at);
     if (!at->host.empty() && now >= at->deadline) refuse(at, "it does not say what it wants");
     at = next;

@@ -5,7 +5,7 @@
 //   caller to called   Opening     which rank calls which, and a random number
 //   called to caller   Challenge   another random number, and a keyed hash of what was said
 //   caller to called   Answer      another keyed hash of it
-//   called to caller   Verdict
+//   called to caller   Reply
 //
 // If two ranks call each other at once, the call of the higher one counts. Any other program that
 // connects is a stranger: it gets little time, and strangers get few descriptors.
@@ -44,10 +44,10 @@ class Connector {
   bool is_reached(int peer) const;
 
   static bool owns(uint64_t event) { return event >> 63; }
-  void attend(uint64_t event);
-  // Whether keep_time() has something to do, soon or now.
-  bool has_deadlines() const { return !calls_.empty() || !conversations_.empty() || !listens_; }
-  void keep_time();
+  void handle(uint64_t event);
+  // Whether check_deadlines() has something to do, soon or now.
+  bool has_deadlines() const { return !calls_.empty() || !pending_.empty() || !listens_; }
+  void check_deadlines();
 
   std::vector<Made> take_made() { return std::exchange(made_, {}); }
   std::vector<Failed> take_failed() { return std::exchange(failed_, {}); }
@@ -69,10 +69,10 @@ class Connector {
     Nonce nonce{};
     Digest proof{};
   };
-  enum class Verdict : uint32_t { welcome = 1, wait_for_mine, second, lost };
-  enum class Stage { connecting, opening, challenge, answer, verdict };  // what is awaited
+  enum class Reply : uint32_t { welcome = 1, wait_for_mine, second, lost };
+  enum class Stage { connecting, opening, challenge, answer, reply };  // what is awaited
   // With a peer that is called, or with one that has called.
-  struct Conversation {
+  struct Pending {
     uint64_t event;
     File file;
     Stage stage;
@@ -81,20 +81,20 @@ class Connector {
     Opening opening = {};
     Challenge challenge = {};
     Digest answer = {};
-    Verdict verdict = {};
+    Reply reply = {};
     size_t got = 0;  // of what is awaited
   };
-  using Conversations = std::list<Conversation>;  // the oldest first
+  using PendingList = std::list<Pending>;  // the oldest first
   struct Call {
     Clock::time_point began;
-    Conversations::iterator conversation;                // the end: there is none at the moment
+    PendingList::iterator pending;                       // the end: there is none at the moment
     Clock::time_point again = Clock::time_point::max();  // when the next one begins
   };
   enum class Side { caller, called };
 
-  Digest proof_of(Side side, const Conversation& about) const;
-  Conversations::iterator begin(File file, Stage stage, uint32_t interest);
-  void end(Conversations::iterator conversation);
+  Digest proof_of(Side side, const Pending& about) const;
+  PendingList::iterator begin(File file, Stage stage, uint32_t interest);
+  void end(PendingList::iterator pending);
   void listen(bool on);
   void accept_all();
   void make_room();
@@ -103,11 +103,11 @@ class Connector {
   // Unless it has been tried for long.
   void call_again(int peer, int error);
   // Reads what is awaited. Whether all of it is there; throws an errno, 0 for the end.
-  bool hear(Conversation& conversation);
-  void go_on(Conversations::iterator conversation);
-  void answer_caller(Conversations::iterator conversation);
-  void refuse(Conversations::iterator conversation, const char* why);
-  void has_connection(int peer, Conversations::iterator conversation);
+  bool receive(Pending& pending);
+  void advance(PendingList::iterator pending);
+  void answer_caller(PendingList::iterator pending);
+  void refuse(PendingList::iterator pending, const char* why);
+  void has_connection(int peer, PendingList::iterator pending);
 
   Place place_;
   const int epoll_;
@@ -115,7 +115,7 @@ class Connector {
   bool listens_ = false;
   Clock::time_point listens_again_{}, looks_again_{};
   uint64_t events_ = 0;
-  Conversations conversations_;
+  PendingList pending_;
   std::map<int, Call> calls_;
   std::vector<bool> connected_, given_up_;  // by rank: it has, or had, a connection; it gets none
   std::vector<Made> made_;

@@ -562,7 +562,7 @@ class TcpTransport : public Transport {
     for (int i = 0; i < n; ++i) {
       const uint64_t event = events[size_t(i)].data.u64;
       if (Connector::owns(event)) {
-        connector_.attend(event);
+        connector_.handle(event);
         happened = attended = true;
         continue;
       }
@@ -572,7 +572,7 @@ class TcpTransport : public Transport {
       if (what & EPOLLOUT && peer.file) happened |= write(peer);
     }
     if (attended || connector_.has_deadlines()) {
-      connector_.keep_time();
+      connector_.check_deadlines();
       settle_calls();
     }
     if (happened) sleepers_.wake();
