@@ -551,6 +551,19 @@ TEST_P(TorchModel, DiffersFromThoseOfOtherRanksByName) {
          "Float[1]");
 }
 
+TEST_P(TorchModel, RefusesLayoutsThatDifferBetweenRanks) {
+  if (n == 1) return;
+  const auto errors = errors_on_ranks(groups, [&](const Group& group) {
+    torch::nn::Conv2d net(2, 3, 2);
+    if (group.rank() == n - 1)
+      net->weight.set_data(net->weight.detach().contiguous(torch::MemoryFormat::ChannelsLast));
+    TorchDataParallel(net, group);
+  });
+  expect_everywhere(errors, ErrorCode::invalid_argument,
+                    {"\"weight\" Float[3, 2, 2, 2] on rank 0 and parameter \"weight\" "
+                     "Float[3, 2, 2, 2] with strides [8, 1, 4, 2] on rank"});
+}
+
 TEST_P(TorchModel, GoesOnAfterParametersAreLoaded) {
   std::stringstream file;
   {

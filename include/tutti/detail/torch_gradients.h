@@ -47,8 +47,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     if (is_training) broadcast(reducer_.group(), buffers_, root_, gpus_);
   }
 
-  // A pass that starts at one of these ends when all nested ones have ended. A parameter among them
-  // has a hook, and would get another one in every step.
+  // A pass that starts at one of these ends when all nested ones have. A leaf would keep the hook.
   template <class Result>
   void watch(const Result& result) {
     for_each_tensor(result, [this](const torch::Tensor& tensor) {
@@ -61,14 +60,13 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
 
   bool join(bool has_batch) {
     const Group& group = reducer_.group();
-    std::vector<uint8_t> all(size_t(group.size()));
-    const uint8_t mine = has_batch;
-    group.all_gather(std::span(&mine, 1), all);
+    std::vector<uint8_t> mine{has_batch}, all(size_t(group.size()));
+    group.all_gather(mine, all);
     const auto first = std::find(all.begin(), all.end(), 1);
     const bool any = first != all.end();
     root_ = any ? int(first - all.begin()) : 0;
     is_skipped_ = any && !has_batch;
-    if (any && std::count(first, all.end(), 1) < group.size()) reducer_.begin(mine);
+    if (any && std::count(first, all.end(), 1) < group.size()) reducer_.begin(has_batch);
     return any;
   }
 
@@ -163,8 +161,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   void accumulated(size_t i) {
     if (reducer_.is_paused()) return;
     begin_pass();
-    // Called without one, too: a function of the graph had none to give.
-    if (!parameters_[i].tensor.grad().defined()) return;
+    if (!parameters_[i].tensor.grad().defined()) return;  // the pass had none to give
     expect_plain_gradient(parameters_[i]);
     put_in_place(i);
     {

@@ -65,8 +65,11 @@ inline std::vector<std::string> torch_lines(const std::vector<NamedTensor>& para
                                             const std::vector<NamedTensor>& buffers) {
   std::vector<std::string> lines;
   const auto add = [&](const NamedTensor& named, const char* kind) {
-    lines.push_back(torch_text(kind, " \"", named.name, "\" ", named.tensor.scalar_type(),
-                               named.tensor.sizes()));
+    const torch::Tensor& tensor = named.tensor;
+    lines.push_back(
+        torch_text(kind, " \"", named.name, "\" ", tensor.scalar_type(), tensor.sizes()));
+    // Memory travels as it is, so the elements would come out in another order.
+    if (!tensor.is_contiguous()) lines.back() += torch_text(" with strides ", tensor.strides());
   };
   for (const NamedTensor& p : parameters)
     add(p, p.tensor.requires_grad() ? "parameter" : "frozen parameter");
@@ -83,7 +86,7 @@ inline std::vector<GradientReducer::Parameter> reducer_parameters(
   return all;
 }
 
-// The memory of each becomes that of `root`; its layout does not matter.
+// The memory of each, which has the same layout on all ranks, becomes that of `root`.
 inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root,
                       const std::vector<std::string>& gpus) {
   const TorchStreams streams(gpus);
