@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,6 +136,24 @@ void expect_parts(const GroupCall& call, int size, Parts parts) {
                         "elements in the {}, for {} ranks",
                         text_of(call.in), text_of(call.out), std::max(parts.in, parts.out),
                         parts.in > parts.out ? "input" : "output", size));
+}
+
+void check_counts(const GroupCall& call, std::span<const int64_t> counts, int rank) {
+  int64_t total = 0, before = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    if (int(r) == rank) before = total;
+    if (counts[r] < 0 || __builtin_add_overflow(total, counts[r], &total))
+      invalid(call.kind, fmt::format("the counts are {}, expected numbers of elements",
+                                     fmt::join(counts, ", ")));
+  }
+  if (call.in.count != counts[size_t(rank)] || call.out.count != total)
+    invalid(call.kind,
+            fmt::format("the input is {} and the output {}, expected {} and {} elements by the "
+                        "counts {} of all ranks",
+                        text_of(call.in), text_of(call.out), counts[size_t(rank)], total,
+                        fmt::join(counts, ", ")));
+  expect_output(call, call.in.dtype);
+  check_apart(call.kind, call.in, call.out, before);
 }
 
 // Checks all that one rank can check, and says what the others must agree with.
@@ -589,6 +608,7 @@ void GroupImpl::all_gather_uneven(const Memory& in, const Memory& out,
                                   std::span<const int64_t> counts,
                                   const CommunicationOptions& options) {
   const GroupCall call{Collective::all_gather, in, out};
+  check_counts(call, counts, rank());
   const int gpu = gpu_of(call, rank());
   Description what{.kind = call.kind, .route = route_of(gpu, options)};
   what.dtype = in.dtype;

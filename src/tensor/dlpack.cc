@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tensor/dlpack.h"
 #include "tensor/tensor_impl.h"
 
 // The parts of DLPack 1.0 that older headers lack. The layout is fixed by that release for all
@@ -77,28 +78,19 @@ void check_contiguous(const DLTensor& tensor, const Shape& shape) {
   }
 }
 
-// The current device if it holds such memory, else the first that does.
 detail::Device& device_for(int32_t device_type, int32_t device_id) {
   const bool on_host =
       device_type == kDLCPU || device_type == kDLCUDAHost || device_type == kDLROCMHost;
   const int gpu = device_type == kDLCUDA ? device_id : -1;
-  if ((on_host && device::current().in_host_memory()) ||
-      (gpu >= 0 && device::current().gpu() == gpu))
-    return device::current();
-  if (on_host) return device::find("/cpu:0", "from_dlpack");
-  if (gpu >= 0)
-    for (const std::string& name : list_logical_devices("GPU"))
-      if (detail::Device& device = device::find(name, "from_dlpack"); device.gpu() == gpu)
-        return device;
+  if (on_host || gpu >= 0)
+    if (detail::Device* const device = detail::device_of_gpu(gpu)) return *device;
   throw InvalidArgumentError(fmt::format(
       "from_dlpack: memory on DLPack's device type {} is not host memory{}; move the tensor to "
       "the CPU first",
       device_type, gpu >= 0 ? fmt::format(", and this process has no GPU {}", gpu) : ""));
 }
 
-template <class Managed>
-Tensor import(Managed* managed, bool read_only) {
-  const DLTensor& tensor = managed->dl_tensor;
+detail::DLPackView view_of(const DLTensor& tensor, bool read_only) {
   int32_t device_type;  // newer producers know types that the enumeration here does not
   std::memcpy(&device_type, &tensor.device.device_type, sizeof device_type);
   detail::Device& device = device_for(device_type, tensor.device.device_id);
@@ -111,13 +103,19 @@ Tensor import(Managed* managed, bool read_only) {
   check_contiguous(tensor, shape);
   void* const data =
       tensor.data ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
-  const Tensor view = Tensor::borrow(data, shape, dtype, device.name());  // checks the pointer
+  return {data, std::move(shape), tensor.shape, dtype, device, read_only};
+}
+
+template <class Managed>
+Tensor import(Managed* managed) {
+  detail::DLPackView view = detail::view(managed);
+  (void)Tensor::borrow(view.data, view.shape, view.dtype, view.device.name());  // for its checks
   std::shared_ptr<void> owner(managed, [](void* m) {
     auto* const self = static_cast<Managed*>(m);
     if (self->deleter) self->deleter(self);
   });
-  return detail::TensorAccess::wrap(std::move(owner), data, std::move(shape), dtype, device,
-                                    read_only);
+  return detail::TensorAccess::wrap(std::move(owner), view.data, std::move(view.shape), view.dtype,
+                                    view.device, view.read_only);
 }
 
 template <class Managed>
@@ -157,19 +155,35 @@ Managed* export_as(const Tensor& tensor) {
 
 }  // namespace
 
-Tensor Tensor::from_dlpack(DLManagedTensor* tensor) {
+namespace detail {
+
+DLPackView view(const DLManagedTensor* tensor) {
   if (!tensor) throw InvalidArgumentError("from_dlpack: the tensor is null");
-  return import(tensor, false);
+  return view_of(tensor->dl_tensor, false);
 }
 
-Tensor Tensor::from_dlpack(DLManagedTensorVersioned* tensor) {
+DLPackView view(const DLManagedTensorVersioned* tensor) {
   if (!tensor) throw InvalidArgumentError("from_dlpack: the tensor is null");
   if (tensor->version.major != kMajor)
     throw InvalidArgumentError(
         fmt::format("from_dlpack: the tensor follows version {}.{} of DLPack, expected {}.x",
                     tensor->version.major, tensor->version.minor, kMajor));
-  return import(tensor, tensor->flags & kReadOnly);
+  return view_of(tensor->dl_tensor, tensor->flags & kReadOnly);
 }
+
+Device* device_of_gpu(int gpu) {
+  Device& current = device::current();
+  if (gpu < 0 ? current.in_host_memory() : current.gpu() == gpu) return &current;
+  if (gpu < 0) return &device::find("/cpu:0", "tensor");
+  for (const std::string& name : list_logical_devices("GPU"))
+    if (Device& device = device::find(name, "tensor"); device.gpu() == gpu) return &device;
+  return nullptr;
+}
+
+}  // namespace detail
+
+Tensor Tensor::from_dlpack(DLManagedTensor* tensor) { return import(tensor); }
+Tensor Tensor::from_dlpack(DLManagedTensorVersioned* tensor) { return import(tensor); }
 
 DLManagedTensor* Tensor::to_dlpack() const {
   if (is_read_only())
