@@ -92,6 +92,7 @@ typedef struct tutti_tensor {
 typedef struct tutti_options {
   size_t size;             // sizeof(tutti_options)
   int64_t timeout_ns;      // of the whole call; 0: the setting TUTTI_TIMEOUT; TUTTI_NO_TIMEOUT
+  void* stream;            // the cudaStream_t whose order tensors on a GPU follow; NULL: Tutti's
   int32_t implementation;  // TUTTI_AUTO, ...
   int32_t reserved;        // 0
 } tutti_options;
@@ -135,7 +136,7 @@ int tutti_tensor_from_dlpack_versioned(const struct DLManagedTensorVersioned* ma
 
 // Collectives: all ranks call the same ones in the same order, with the same types and numbers of
 // elements. With `work` NULL they return when they are done; else they go on in the background, and
-// *work stands for them. On GPUs a call returns when its part is enqueued on this thread's stream.
+// *work stands for them. On GPUs they are done when they are enqueued on the stream.
 
 // Each element of `out` becomes the combination of that element of `in` on all ranks. in NULL: of
 // `out`, in place.

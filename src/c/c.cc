@@ -2,6 +2,7 @@
 // Arguments become a GroupCall on the stack, and exceptions become codes.
 #include <fmt/format.h>
 #include <tutti/c.h>
+#include <tutti/cuda.h>
 #include <tutti/error.h>
 #include <tutti/version.h>
 
@@ -27,6 +28,8 @@ struct tutti_group {
 };
 struct tutti_work {
   std::optional<tutti::Work> value;
+  void* stream = nullptr;  // of the caller's, if it is to go on after the operation
+  std::string device = {};
 };
 
 namespace tutti::c {
@@ -68,7 +71,7 @@ static_assert(same(TUTTI_SUM, ReduceOp::SUM) && same(TUTTI_MEAN, ReduceOp::MEAN)
 static_assert(same(TUTTI_AUTO, CommunicationImplementation::AUTO) &&
               same(TUTTI_RING, CommunicationImplementation::RING) &&
               same(TUTTI_NCCL, CommunicationImplementation::NCCL));
-static_assert(sizeof(void*) != 8 || (sizeof(tutti_tensor) == 40 && sizeof(tutti_options) == 24));
+static_assert(sizeof(void*) != 8 || (sizeof(tutti_tensor) == 40 && sizeof(tutti_options) == 32));
 
 thread_local std::string last_error;
 
@@ -168,9 +171,13 @@ void set_null(const char* function, Result** result) {
   *result = nullptr;
 }
 
-CommunicationOptions options_of(const char* function, const tutti_options* given) {
-  CommunicationOptions options;
-  if (!given) return options;
+struct Hints {
+  CommunicationOptions options = {};
+  void* stream = nullptr;
+};
+
+Hints hints_of(const char* function, const tutti_options* given) {
+  if (!given) return {};
   constexpr size_t kMost = 4096;
   const size_t size = given->size;
   if (size < sizeof size || size > kMost)
@@ -186,12 +193,36 @@ CommunicationOptions options_of(const char* function, const tutti_options* given
   if (known.timeout_ns < TUTTI_NO_TIMEOUT)
     invalid(function, "the timeout is {} ns, expected 0 or more, or TUTTI_NO_TIMEOUT",
             known.timeout_ns);
+  Hints hints{.stream = known.stream};
   if (known.timeout_ns)
-    options.timeout = std::chrono::nanoseconds(std::max<int64_t>(known.timeout_ns, 0));
-  options.implementation = CommunicationImplementation(known.implementation);
-  options.validate(function);
-  return options;
+    hints.options.timeout = std::chrono::nanoseconds(std::max<int64_t>(known.timeout_ns, 0));
+  hints.options.implementation = CommunicationImplementation(known.implementation);
+  hints.options.validate(function);
+  return hints;
 }
+
+// While it lives, operations on the GPU of `tensor`, if it is on one, are on the caller's stream.
+class OnStream {
+ public:
+  OnStream(void* stream, const Tensor& tensor) {
+    if (!stream || !tensor || detail::TensorAccess::device(tensor).gpu() < 0) return;
+    scope_.emplace(stream, tensor.device());
+    stream_ = stream;
+    device_ = tensor.device();
+  }
+  // The caller's stream goes on after the work that is waited for, too.
+  tutti_work* handle(Work work) const {
+    tutti_work* const handle = works().add(std::move(work));
+    handle->stream = stream_;
+    handle->device = device_;
+    return handle;
+  }
+
+ private:
+  std::optional<StreamScope> scope_;
+  void* stream_ = nullptr;
+  std::string device_;
+};
 
 Memory memory_of(const char* function, const tutti_tensor& tensor) {
   if (tensor.dtype < 0 || size_t(tensor.dtype) >= detail::kDTypes.size())
@@ -284,7 +315,8 @@ Needs needs_of(Collective kind, bool at_root, bool has_in) {
   return {true, true};
 }
 
-// `call` has all but the operands. `work`: where it shall go on in the background.
+// `call` has all but the operands. `work`: the place of its handle, if it is to go on in the
+// background.
 int run(const char* function, tutti_group* group, detail::GroupCall call, const Operands& given,
         const tutti_options* options, tutti_work** work = nullptr) {
   return guarded(function, [&](const char*) {
@@ -300,11 +332,12 @@ int run(const char* function, tutti_group* group, detail::GroupCall call, const 
     call.out = out.memory;
     if (call.kind == Collective::reduce && !given.out)
       call.out.dtype = result_dtype(call.op, call.in.dtype);
-    const CommunicationOptions how = options_of(function, options);
+    const Hints hints = hints_of(function, options);
+    const OnStream on(hints.stream, in.tensor ? in.tensor : out.tensor);
     if (work)
-      *work = works().add(impl.start(call, how));
+      *work = on.handle(impl.start(call, hints.options));
     else
-      impl.run(call, how);
+      impl.run(call, hints.options);
   });
 }
 
@@ -316,11 +349,12 @@ int reduce_list(const char* function, tutti_group* group, std::span<const tutti_
     if (work) *work = nullptr;
     GroupImpl& impl = GroupAccess::impl(value_of(function, group));
     const std::vector<Tensor> list = tensors_of(function, tensors.data(), tensors.size());
-    const CommunicationOptions how = options_of(function, options);
+    const Hints hints = hints_of(function, options);
+    const OnStream on(hints.stream, list.empty() ? Tensor() : list[0]);
     if (work)
-      *work = works().add(impl.start_all_reduce(list, what, how));
+      *work = on.handle(impl.start_all_reduce(list, what, hints.options));
     else
-      impl.all_reduce(list, what, how);
+      impl.all_reduce(list, what, hints.options);
   });
 }
 
@@ -337,11 +371,12 @@ int from_dlpack(const char* function, const Managed* managed, tutti_tensor* tens
     if (!tensor) invalid(function, "the place of the result is NULL");
     *tensor = {};
     const detail::DLPackView view = detail::view(managed);
+    static constexpr int64_t kNoExtents = 0;  // also a scalar has a shape
     *tensor = {.data = view.data,
                .count = view.shape.num_elements(),
                .dtype = int32_t(view.dtype),
                .device = view.device.gpu() + 1,
-               .shape = view.extents,
+               .shape = view.extents ? view.extents : &kNoExtents,
                .ndim = int32_t(view.shape.rank()),
                .flags = view.read_only ? TUTTI_READ_ONLY : 0};
   });
@@ -470,7 +505,10 @@ int tutti_broadcast_list(tutti_group* group, const tutti_tensor* tensors, size_t
                          const tutti_options* options) {
   return guarded(__func__, [&](const char* function) {
     const Group& ranks = value_of(function, group);
-    ranks.broadcast(tensors_of(function, tensors, n), root, options_of(function, options));
+    const std::vector<Tensor> list = tensors_of(function, tensors, n);
+    const Hints hints = hints_of(function, options);
+    const OnStream on(hints.stream, list.empty() ? Tensor() : list[0]);
+    ranks.broadcast(list, root, hints.options);
   });
 }
 
@@ -486,8 +524,10 @@ int tutti_all_gather_uneven(tutti_group* group, const tutti_tensor* in, const tu
     if (!in || !out || !counts)
       invalid(function, "the {} NULL", !in ? "input is" : !out ? "output is" : "counts are");
     if (out->flags & TUTTI_READ_ONLY) invalid(function, "the output is read-only");
-    impl.all_gather_uneven(Operand(function, in).memory, Operand(function, out).memory,
-                           {counts, size_t(impl.size())}, options_of(function, options));
+    const Operand from(function, in), to(function, out);
+    const Hints hints = hints_of(function, options);
+    const OnStream on(hints.stream, to.tensor);
+    impl.all_gather_uneven(from.memory, to.memory, {counts, size_t(impl.size())}, hints.options);
   });
 }
 
@@ -531,7 +571,12 @@ int tutti_recv(tutti_group* group, const tutti_tensor* out, int peer, int64_t ta
 }
 
 int tutti_work_wait(tutti_work* work) {
-  return guarded(__func__, [&](const char* function) { value_of(function, work).wait(); });
+  return guarded(__func__, [&](const char* function) {
+    Work& value = value_of(function, work);
+    std::optional<StreamScope> on;
+    if (work->stream) on.emplace(work->stream, work->device);
+    value.wait();
+  });
 }
 
 int tutti_work_done(tutti_work* work) {

@@ -19,8 +19,8 @@ class Tensor(c.Structure):
 
 
 class Options(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("timeout_ns", c.c_int64), ("implementation", c.c_int32),
-                ("reserved", c.c_int32)]
+    _fields_ = [("size", c.c_size_t), ("timeout_ns", c.c_int64), ("stream", c.c_void_p),
+                ("implementation", c.c_int32), ("reserved", c.c_int32)]
 
 
 class NewerOptions(c.Structure):
@@ -111,9 +111,9 @@ def errors(world, rank, size):
     expect(INVALID_ARGUMENT, "99 is not a dtype",
            tutti.tutti_broadcast(world, c.byref(Tensor(None, 0, 99)), 0, None, None))
     expect(UNIMPLEMENTED, "does not know",
-           tutti.tutti_barrier(world, c.byref(NewerOptions(c.sizeof(NewerOptions), 0, 0, 0, 1))))
+           tutti.tutti_barrier(world, c.byref(NewerOptions(c.sizeof(NewerOptions), 0, None, 0, 0, 1))))
     ok(tutti.tutti_barrier(world, c.byref(NewerOptions(c.sizeof(NewerOptions)))))
-    ok(tutti.tutti_barrier(world, c.byref(Options(16, 10**11, 99))))
+    ok(tutti.tutti_barrier(world, c.byref(Options(16, 10**11, None, 99))))
     if size == 1:
         return
     part, array = c.c_void_p(), np.zeros(rank + 1, np.uint16)
