@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What libtutti.so exports: the public names, and the little else that templates in headers call.
+#include <cxxabi.h>
+
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <regex>
 #include <set>
@@ -27,18 +33,34 @@ const std::set<std::string> kDetails{"Meeting",
                                      "transpose",
                                      "write"};
 
-// Names without the words that the demangler puts before them.
-std::vector<std::string> exported_symbols() {
+struct Symbol {
+  char kind;         // as nm has it
+  std::string name;  // demangled
+};
+
+std::vector<Symbol> exported_symbols() {
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(TUTTI_TEST_LIST_EXPORTS, "r"), &pclose);
   std::string text;
   for (int c; (c = std::fgetc(pipe.get())) != EOF;) text += char(c);
-  static const std::regex line(
-      R"([0-9a-f]+ \w (?:(?:vtable|typeinfo|typeinfo name|VTT|guard variable) for |\S+ thunk to )?(.*))");
-  std::vector<std::string> names;
+  std::vector<Symbol> symbols;
   std::istringstream lines(text);
-  std::smatch match;
-  for (std::string each; std::getline(lines, each);)
-    if (std::regex_match(each, match, line)) names.push_back(match[1]);
+  std::string address, mangled;
+  for (char kind; lines >> address >> kind >> mangled;) {
+    const std::unique_ptr<char, void (*)(void*)> name(
+        abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, nullptr), &std::free);
+    symbols.push_back({kind, name ? name.get() : mangled});
+  }
+  return symbols;
+}
+
+// Without the words that the demangler puts before them.
+std::vector<std::string> names_of(const std::vector<Symbol>& symbols) {
+  static const std::regex words(
+      R"(^(?:(?:vtable|typeinfo|typeinfo name|VTT|guard variable) for |\S+ thunk to ))");
+  std::vector<std::string> names;
+  for (const Symbol& symbol : symbols)
+    names.push_back(
+        std::regex_replace(symbol.name, words, "", std::regex_constants::format_first_only));
   return names;
 }
 
@@ -50,7 +72,7 @@ TEST(Exports, ArePublicNames) {
       R"(tutti::(?:[A-Z].*|b?float16::.*|operator.*|[a-z_0-9]+(?:\[abi:cxx11\])?\(.*))");
   static const std::regex hidden_state(R"(tutti::\w+::(?:Impl|State|Run)::.*)");
   static const std::regex detail(R"(tutti::detail::(\w+).*)");
-  const std::vector<std::string> names = exported_symbols();
+  const std::vector<std::string> names = names_of(exported_symbols());
   EXPECT_GT(names.size(), 300u);
   std::smatch match;
   for (const std::string& name : names) {
@@ -64,6 +86,38 @@ TEST(Exports, ArePublicNames) {
       EXPECT_TRUE(std::regex_match(name, open_to_all)) << name;
       EXPECT_FALSE(std::regex_match(name, hidden_state)) << name;
     }
+  }
+}
+
+// Those that no other compiler leaves out or adds, which weak ones are. A class may change in other
+// ways that break programs.
+TEST(Exports, AreThoseOfTheCommittedLists) {
+  if (TUTTI_TEST_SANITIZED) GTEST_SKIP() << "a sanitizer exports names of its own";
+  static const std::regex string(
+      "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >");
+  std::set<std::string> of_c, of_cpp;
+  for (const Symbol& symbol : exported_symbols())
+    if (std::string("BDRT").find(symbol.kind) != std::string::npos)
+      (symbol.name.starts_with("tutti_") ? of_c : of_cpp)
+          .insert(std::regex_replace(symbol.name, string, "std::string"));
+  for (const auto& [file, found] : {std::pair("c.symbols", of_c), {"cpp.symbols", of_cpp}}) {
+    const std::string path = std::string(TUTTI_SOURCE_DIR "/tests/abi/") + file;
+    if (std::getenv("TUTTI_TEST_UPDATE_SYMBOLS")) {
+      std::ofstream list(path);
+      for (const std::string& name : found) list << name << "\n";
+    }
+    std::set<std::string> listed;
+    std::ifstream list(path);
+    for (std::string line; std::getline(list, line);) listed.insert(line);
+    std::vector<std::string> gone, added;
+    std::ranges::set_difference(listed, found, std::back_inserter(gone));
+    std::ranges::set_difference(found, listed, std::back_inserter(added));
+    constexpr const char* kUpdate =
+        "; TUTTI_TEST_UPDATE_SYMBOLS=1 base_tests --gtest_filter='Exports.*' writes the list";
+    EXPECT_THAT(gone, ::testing::IsEmpty())
+        << "in " << path << ", but not exported: programs that use these break, so the minor "
+        << "version must rise, and with it the soname" << kUpdate;
+    EXPECT_THAT(added, ::testing::IsEmpty()) << "exported, but not in " << path << kUpdate;
   }
 }
 
