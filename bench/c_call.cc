@@ -15,8 +15,8 @@ using namespace tutti;
 using namespace tutti::bench;
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 2 && argv[1] == std::string("--rounds") ? std::atoi(argv[2]) : 101;
-  constexpr int kCalls = 5000, kMost = 2;
+  const int rounds = argc > 2 && argv[1] == std::string("--rounds") ? std::atoi(argv[2]) : 501;
+  constexpr int kCalls = 1000, kMost = 2;
   for (const int n : {1, kMost}) {
     const std::vector<Group> groups = Group::in_process(n);
     tutti_group* handles[kMost];

@@ -175,7 +175,6 @@ TEST_F(CGroup, NumbersOutOfRangeAreErrors) {
   void* data;
   expect_error(kBad, "-1 is not a number of bytes", tutti_alloc(g, -1, &data));
   EXPECT_EQ(data, nullptr);
-  EXPECT_NE(tutti_alloc(g, INT64_MAX, &data), TUTTI_OK);
   expect_good();
 }
 
