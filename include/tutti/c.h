@@ -8,7 +8,7 @@
 //   tutti_group_destroy(world);
 //
 // Errors: an `int` is TUTTI_OK or an error code if nothing else is said; tutti_last_error has the
-// text. NULL is an error where no meaning is given for it. What was wrong with the arguments is
+// text. NULL is an error if no meaning is given for it. What is wrong with the arguments is
 // noticed before anything has moved; any other error is the group's last, on all ranks.
 //
 // Ownership: a handle is the caller's, to be destroyed by the function of its name; a destroyed one
