@@ -50,21 +50,23 @@ TEST_F(GpuC, FollowsTheStreamOfTheOptions) {
                               0,           0};
     void* const stream = testing::runtime().make_stream(cuda_device(gpu));
     const tutti_options options{sizeof options, 0, stream, 0, 0};
-    const auto multiply = [&](double factor) {
-      const StreamScope scope(stream, gpu);
-      testing::multiply(data, factor);
+    const auto multiply = [&](double factor) {  // without a StreamScope, which would order it
+      testing::kernels_of_gpus().scale(cuda_device(gpu), stream, static_cast<double*>(data.data()),
+                                       1000, factor, false);
     };
-    multiply(3);
+    synchronize(gpu);
+    multiply(r == 0 ? 3 : 1);
     EXPECT_EQ(tutti_all_reduce(groups[r], nullptr, &tensor, TUTTI_SUM, &options, nullptr), TUTTI_OK)
         << tutti_last_error();
-    multiply(2);
+    multiply(r == 0 ? 5 : 2);
     tutti_work* work;
     EXPECT_EQ(tutti_all_reduce_list(groups[r], &tensor, 1, TUTTI_SUM, &options, &work), TUTTI_OK)
         << tutti_last_error();
     EXPECT_EQ(tutti_work_wait(work), TUTTI_OK) << tutti_last_error();
     EXPECT_EQ(tutti_work_destroy(work), TUTTI_OK);
-    multiply(5);
-    EXPECT_EQ(data.to_vector<double>(), std::vector<double>(1000, 3 * 2 * 2 * 2 * 5));
+    multiply(r == 0 ? 7 : 1);
+    const StreamScope scope(stream, gpu);
+    EXPECT_EQ(data.to_vector<double>(), std::vector<double>(1000, r == 0 ? 28 * 7 : 28));
   });
   for (tutti_group* group : groups) EXPECT_EQ(tutti_group_destroy(group), TUTTI_OK);
 }
