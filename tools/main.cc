@@ -37,8 +37,8 @@ void print_help(std::FILE* to) {
   std::fputs("\n  tutti COMMAND --help explains one; tutti --version prints the version\n", to);
 }
 
-// The library looks for modules beside itself. Here it is a part of the command, which is installed
-// elsewhere, so we name the folder; only to this process, since workers find their own.
+// The library looks for modules in a folder beside itself. Here it is a part of the command, which
+// is installed elsewhere, so we name the folder; only to this process, since workers find their own.
 void find_modules() {
   namespace fs = std::filesystem;
   if (const char* path = std::getenv("TUTTI_MODULE_PATH"); path && *path) return;
@@ -46,13 +46,13 @@ void find_modules() {
   const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
   const std::string library =
       fmt::format("libtutti.so.{}.{}", tutti::version_major, tutti::version_minor);
-  std::string_view folders = TUTTI_MODULE_FOLDERS;
+  std::string_view folders = TUTTI_LIBRARY_FOLDERS;
   while (!error && !folders.empty()) {
     const std::string_view folder = folders.substr(0, folders.find(':'));
     folders.remove_prefix(std::min(folders.size(), folder.size() + 1));
     const fs::path path = (here / folder).lexically_normal();
     if (!fs::exists(path / library, error)) continue;
-    setenv("TUTTI_MODULE_PATH", path.c_str(), 1);
+    setenv("TUTTI_MODULE_PATH", (path / "tutti").c_str(), 1);
     try {
       tutti::base::settings();
     } catch (const std::exception&) {

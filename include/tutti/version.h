@@ -11,7 +11,7 @@ namespace tutti {
 
 // Of the headers that a program is compiled with; as constants, for if constexpr.
 inline constexpr int version_major = 0;
-inline constexpr int version_minor = 1;
+inline constexpr int version_minor = 2;
 inline constexpr int version_patch = 0;
 
 // The version of the loaded library, "major.minor.patch".

@@ -21,7 +21,7 @@ std::filesystem::path module_folder() {
   Dl_info info{};
   if (!dladdr(reinterpret_cast<const void*>(&load_module), &info) || !info.dli_fname)
     throw InternalError("cannot find the file that libtutti.so was loaded from");
-  return std::filesystem::absolute(info.dli_fname).parent_path();
+  return std::filesystem::absolute(info.dli_fname).parent_path() / "tutti";
 }
 
 const Module* open(const std::string& name) {

@@ -45,7 +45,7 @@ constexpr SettingDoc kDocs[] = {
     {"TUTTI_JOIN_TIMEOUT", "300",
      "seconds that the workers of a job wait for each other at its start"},
     {"TUTTI_LOG", "warning", "what is logged to stderr: debug, info, warning, error or off"},
-    {"TUTTI_MODULE_PATH", "", "the folder of Tutti's modules; empty: beside libtutti.so"},
+    {"TUTTI_MODULE_PATH", "", "the folder of Tutti's modules; empty: tutti beside libtutti.so"},
     {"TUTTI_RECORD_DIR", "",
      "a folder that gets the last 256 operations of every rank when its group fails; empty: none"},
     {"TUTTI_STRAGGLERS", "0",

@@ -22,7 +22,7 @@ struct Settings {
   std::string backend;                  // TUTTI_BACKEND; empty: chosen automatically
   std::string host_id;                  // TUTTI_HOST_ID; empty: detected
   std::string interfaces;               // TUTTI_INTERFACES; empty: that of this worker's address
-  std::string module_path;              // TUTTI_MODULE_PATH; empty: beside libtutti.so
+  std::string module_path;              // TUTTI_MODULE_PATH; empty: tutti beside libtutti.so
   std::string record_dir;               // TUTTI_RECORD_DIR; empty: none
   int stragglers = 0;                   // TUTTI_STRAGGLERS; 0: never
   Costs costs;                          // TUTTI_COSTS

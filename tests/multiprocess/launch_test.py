@@ -179,7 +179,7 @@ def a_port_in_use_is_an_error(options):
 
 def backends(options):
     """What moves data between processes here, whatever started them."""
-    modules = os.path.join(options.build, "src")
+    modules = os.path.join(options.build, "src/tutti")
     info = subprocess.run([os.path.join(options.build, "tools", "tutti"), "info", "--json"], check=True, stdout=subprocess.PIPE,
                           env={**os.environ, "TUTTI_MODULE_PATH": modules})
     return [backend["name"] for backend in json.loads(info.stdout)["backends"]

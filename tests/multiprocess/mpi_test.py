@@ -19,7 +19,7 @@ def is_here(kind):
 
 
 def has(options, kind):
-    return (is_here(kind) and os.path.exists(os.path.join(options.build, "src", f"libtutti_mpi_{kind}.so")))
+    return (is_here(kind) and os.path.exists(os.path.join(options.build, "src/tutti", f"libtutti_mpi_{kind}.so")))
 
 
 def start(job, kind, ranks, command, environment):
@@ -43,7 +43,7 @@ def without_module(job):
     folder = os.path.join(job.folder.name, "modules")
     os.mkdir(folder)
     for name in ("cluster", "tcp"):
-        os.symlink(os.path.join(job.build, "src", f"libtutti_{name}.so"), os.path.join(folder, f"libtutti_{name}.so"))
+        os.symlink(os.path.join(job.build, "src/tutti", f"libtutti_{name}.so"), os.path.join(folder, f"libtutti_{name}.so"))
     return {"TUTTI_MODULE_PATH": folder, "TUTTI_JOIN_TIMEOUT": "30"}
 
 

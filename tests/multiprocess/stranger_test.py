@@ -121,7 +121,7 @@ class Computing:
 
 
 def module(options):
-    return os.path.join(options.build, "src", "libtutti_cluster.so")
+    return os.path.join(options.build, "src/tutti/libtutti_cluster.so")
 
 
 def disturb(job, computing, address):
