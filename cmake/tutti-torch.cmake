@@ -1,0 +1,11 @@
+# The target tutti::torch, for tutti/torch.h, if LibTorch is there: Tutti, LibTorch, and the flags that LibTorch was built with.
+find_package(Torch QUIET)
+if(Torch_FOUND AND NOT TARGET tutti::torch)
+  separate_arguments(flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")
+  add_library(tutti_libtorch INTERFACE IMPORTED)
+  target_link_libraries(tutti_libtorch INTERFACE ${TORCH_LIBRARIES})
+  target_compile_options(tutti_libtorch INTERFACE ${flags})
+  add_library(tutti::torch INTERFACE IMPORTED)
+  target_link_libraries(tutti::torch INTERFACE tutti::tutti tutti_libtorch)
+  unset(flags)
+endif()
