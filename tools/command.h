@@ -9,6 +9,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 namespace tutti::tools {
 
@@ -18,7 +19,6 @@ int info(int argc, char** argv);
 int bench(int argc, char** argv);
 int simulate(int argc, char** argv);
 int timeline(int argc, char** argv);
-int simulate(int argc, char** argv);
 
 inline constexpr int kUsageError = 2;
 
@@ -26,7 +26,7 @@ inline constexpr int kUsageError = 2;
 class CommandLine : public CLI::App {
  public:
   CommandLine(const std::string& command, const std::string& arguments, const std::string& purpose)
-      : CLI::App(purpose, command) {
+      : CLI::App(purpose, command), arguments(arguments) {
     struct Form : CLI::Formatter {
       std::string usage;
       std::string make_usage(const CLI::App*, std::string) const override { return usage; }
@@ -49,11 +49,23 @@ class CommandLine : public CLI::App {
     form->usage = "usage: " + command + " " + arguments + "\n";
     formatter(form);
   }
+
+  const std::string arguments;
 };
 
-// Parses. Returns an exit code if nothing is left to do: help was asked for, or the command line is
-// wrong; the output is then written.
-inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
+// Parts of a page of the manual, as groff reads it, to the standard output: its head; the rest of a
+// subcommand's, made of its help; the environment variables.
+void begin_page(const std::string& name, const std::string& purpose);
+void describe(const CommandLine& app);
+void describe_settings();
+
+// Parses. Returns an exit code if nothing is left to do: help or the manual was asked for, or the
+// command line is wrong; the output is then written.
+inline std::optional<int> parse(CommandLine& app, int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--man") {
+    describe(app);
+    return 0;
+  }
   try {
     app.parse(argc, argv);
     return {};

@@ -16,6 +16,7 @@
 #include "base/module.h"
 #include "base/settings.h"
 #include "base/topology.h"
+#include "build.h"
 #include "command.h"
 #include "device/gpu.h"
 #include "group/net/registry.h"
@@ -101,6 +102,7 @@ nlohmann::json collect() {
   nlohmann::json result;
   const std::string wrong_path = wrong_module_path();
   result["version"] = version();
+  for (const auto& [what, value] : kBuild) result["build"][what] = value;
   result["cores"] = base::topology().cores;
   result["last_level_cache"] = base::topology().last_level_cache;
   auto& vectors = result["vector_instructions"] = nlohmann::json::array();
@@ -192,7 +194,9 @@ void print_info(const nlohmann::json& info) {
     return fmt::format("{}", fmt::join(list.get<std::vector<std::string>>(), ", "));
   };
   fmt::print("Tutti {}\n\n", text(info["version"]));
-  fmt::print("Machine\n");
+  fmt::print("Build\n");
+  for (const auto& [what, value] : kBuild) fmt::print("  {:<16}{}\n", what, *value ? value : "-");
+  fmt::print("\nMachine\n");
   fmt::print("  {:<12}{}\n", "cores", info["cores"].get<int>());
   fmt::print("  {:<12}{}, the last level\n", "cache", bytes_text(info["last_level_cache"]));
   fmt::print("  {:<12}{}\n", "vectors", names(info["vector_instructions"]));

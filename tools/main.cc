@@ -23,12 +23,30 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "start a program as several workers, here or on other hosts", tutti::tools::run},
     {"bench", "measure a collective on this machine", tutti::tools::bench},
-    {"simulate", "predict how long a collective takes on many hosts", tutti::tools::simulate},
-    {"timeline", "put the timelines of a job's ranks together", tutti::tools::timeline},
-    {"simulate", "run jobs in a simulated network, with faults drawn from seeds",
+    {"simulate", "predict how a collective, or a job with faults, behaves on many hosts",
      tutti::tools::simulate},
+    {"timeline", "put the timelines of a job's ranks together", tutti::tools::timeline},
     {"info", "show devices, cores, backends and settings", tutti::tools::info},
 };
+
+// Of the command, or with its name of a subcommand. The build asks for it.
+int print_manual(std::string_view name) {
+  if (name.empty()) {
+    tutti::tools::begin_page("tutti", "synchronous data-parallel training: start and inspect jobs");
+    std::fputs(".SH SYNOPSIS\n.B tutti\nCOMMAND [options]\n.SH COMMANDS\n", stdout);
+    for (const Command& command : kCommands)
+      std::printf(".TP\n.BR tutti\\-%s (1)\n%s\n", command.name, command.purpose);
+    tutti::tools::describe_settings();
+    return 0;
+  }
+  for (const Command& command : kCommands) {
+    if (name != command.name) continue;
+    tutti::tools::begin_page(std::string("tutti-") + command.name, command.purpose);
+    char* arguments[] = {const_cast<char*>(command.name), const_cast<char*>("--man"), nullptr};
+    return command.main(2, arguments);
+  }
+  return tutti::tools::kUsageError;
+}
 
 void print_help(std::FILE* to) {
   std::fputs("usage: tutti COMMAND [options]\n\n", to);
@@ -38,7 +56,8 @@ void print_help(std::FILE* to) {
 }
 
 // The library looks for modules in a folder beside itself. Here it is a part of the command, which
-// is installed elsewhere, so we name the folder; only to this process, since workers find their own.
+// is installed elsewhere, so we name the folder; only to this process, since workers find their
+// own.
 void find_modules() {
   namespace fs = std::filesystem;
   if (const char* path = std::getenv("TUTTI_MODULE_PATH"); path && *path) return;
@@ -71,6 +90,7 @@ int main(int argc, char** argv) {
     std::printf("tutti %s\n", std::string(tutti::version()).c_str());
     return 0;
   }
+  if (name == "--man") return print_manual(argc > 2 ? argv[2] : "");
   if (name == "--help" || name == "-h" || name == "help") {
     print_help(stdout);
     return 0;

@@ -61,6 +61,8 @@ TEST(Info, SaysWhyAModuleIsOffAndWhatBringsIt) {
   EXPECT_EQ(tool.finish(), 0);
   const auto info = nlohmann::json::parse(tool.out());
   EXPECT_EQ(info["version"], version());
+  for (const char* what : {"compiler", "type", "TUTTI_GRPC", "TUTTI_CUDA"})
+    EXPECT_NE(info["build"][what], "") << what;
   EXPECT_GE(info["cores"], 1);
   EXPECT_GE(info["last_level_cache"], 1024);
   EXPECT_FALSE(info["vector_instructions"].empty());
