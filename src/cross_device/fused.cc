@@ -17,6 +17,10 @@ namespace {
 using detail::Device;
 using detail::TensorAccess;
 
+// Of an input, which may be dense values, too: clang 14 cannot compile std::views of GCC 12.
+const Tensor& tensor_of(const Tensor& tensor) { return tensor; }
+const Tensor& tensor_of(const Value& value) { return value.tensor(); }
+
 // Collects what the kernel is to do, and keeps alive what it reads.
 class Work {
  public:
@@ -44,7 +48,7 @@ class Work {
   // from there.
   void add(ReduceOp op, const auto& inputs, std::span<const Tensor> outputs, size_t at_byte,
            int64_t divisor) {
-    const Tensor& first = *std::ranges::begin(inputs);
+    const Tensor& first = tensor_of(*std::ranges::begin(inputs));
     const int64_t count = first.num_elements();
     if (count == 0) return;
     Device& place = TensorAccess::device(outputs[0]);
@@ -58,9 +62,11 @@ class Work {
                            .op = op,
                            .divisor = divisor});
     const size_t from = from_.size();
-    for (const Tensor& t : inputs)
+    for (const auto& input : inputs) {
+      const Tensor& t = tensor_of(input);
       from_.push_back(TensorAccess::device(t).gpu() == gpu ? t.const_data()
                                                            : keep(clone_to(t, place)));
+    }
     size_t written = 0;
     for (const Tensor& t : outputs) {
       if (TensorAccess::device(t).gpu() != gpu) {
@@ -162,7 +168,7 @@ class Work {
 // `inputs` are Tensors, and live until the work has been run.
 Mirrored<Value> add_dense(Work& work, ReduceOp op, const auto& inputs,
                           const Destinations& destinations, int64_t replicas) {
-  const Tensor& first = *std::ranges::begin(inputs);
+  const Tensor& first = tensor_of(*std::ranges::begin(inputs));
   const DType dtype = result_dtype(op, first.dtype());
   std::vector<Tensor> outputs = work.make_outputs(first.shape(), dtype, destinations);
   work.add(op, inputs, outputs, 0, replicas);
@@ -235,8 +241,7 @@ Mirrored<Value> add(Work& work, ReduceOp op, const PerReplica<Value>& value,
   if (!replicas) replicas = int64_t(value.size());
   if (sparse == value.size()) return add_sparse(work, op, value, destinations, replicas);
   if (sparse > 0) return reduce_mixed(op, value, destinations);
-  const auto tensors = std::views::transform(value, &Value::tensor);
-  return add_dense(work, op, tensors, destinations, replicas);
+  return add_dense(work, op, value, destinations, replicas);
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ std::vector<std::string> devices_for(const CollectiveAllReduceOptions& options, 
           fmt::format("{} is {}, but this machine has {} logical {} devices; set_logical_devices "
                       "makes more",
                       option, count, names.size(), type));
-    if (count > 0) std::ranges::rotate(names, names.begin() + turn * count % ssize(names));
+    if (count > 0)
+      std::rotate(names.begin(), names.begin() + turn * count % ssize(names), names.end());
     names.resize(size_t(count));
     return names;
   };

@@ -80,7 +80,7 @@ class Workers {
  private:
   bool alone() const;  // FailedPreconditionError once this worker has left
 
-  const Roster roster_;
+  const Roster roster_ = {};
   const CommunicationOptions options_;
   std::optional<Group> group_;
   const int size_ = 1, rank_ = 0;

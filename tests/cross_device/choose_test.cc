@@ -79,7 +79,7 @@ TEST(Choose, TakesNcclOnHalfOfTheTable) {
 // C016
 TEST(Choose, TakesNcclOnARotatedTable) {
   LinkTable links = kDgx1;
-  std::ranges::rotate(links, links.begin() + 1);
+  std::rotate(links.begin(), links.begin() + 1, links.end());
   EXPECT_EQ(choose(gpus(8), links), (Choice{"nccl", 1}));
 }
 

@@ -107,7 +107,7 @@ TEST_P(GroupAllReduce, TakesAllKindsOfBuffers) {
     group.all_reduce(deep, ReduceOp::SUM, kLong);
     EXPECT_EQ(deep.to_vector<float>(), std::vector<float>(4, sum));
     const std::array<float, 2> constant{mine, -mine};
-    group.all_reduce(constant, vector | std::views::take(2), ReduceOp::SUM, kLong);
+    group.all_reduce(constant, std::span(vector).first(2), ReduceOp::SUM, kLong);
     EXPECT_EQ(vector, (std::vector<float>{sum, -sum, sum}));
   });
 }

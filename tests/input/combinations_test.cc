@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <thread>
@@ -142,7 +143,7 @@ TEST(SampleFromDatasets, GoesOnWithThoseThatAreLeftOrStops) {
   const Dataset all = Dataset::sample_from_datasets(both, {}, 1);
   Ints drawn = values(all);
   EXPECT_EQ(all.cardinality(), 13);
-  std::ranges::stable_partition(drawn, [](int64_t x) { return x < 10; });
+  std::stable_partition(drawn.begin(), drawn.end(), [](int64_t x) { return x < 10; });
   EXPECT_EQ(drawn, (Ints{0, 1, 2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
   const Dataset some = Dataset::sample_from_datasets(both, {1, 1e-9}, 1, true);
   EXPECT_EQ(values(some), (Ints{0, 1, 2}));
