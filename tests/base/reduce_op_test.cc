@@ -73,9 +73,9 @@ TEST(ResultDType, OnlyTheMeanOfIntegersChangesTheType) {
 TEST(ResultDType, BoolHasMinAndMaxOnly) {
   EXPECT_EQ(result_dtype(ReduceOp::MIN, DType::boolean), DType::boolean);
   EXPECT_EQ(result_dtype(ReduceOp::MAX, DType::boolean), DType::boolean);
-  for (const auto& [op, text] : {kOps[0], kOps[1], kOps[4]})
-    EXPECT_ERROR(InvalidArgumentError, std::string("bool has no ") + text,
-                 result_dtype(op, DType::boolean));
+  for (const auto& each : {kOps[0], kOps[1], kOps[4]})
+    EXPECT_ERROR(InvalidArgumentError, std::string("bool has no ") + each.second,
+                 result_dtype(each.first, DType::boolean));
 }
 
 TEST(VariableAggregationNames, PrintAsTheReferenceSpellsThem) {

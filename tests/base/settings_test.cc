@@ -106,8 +106,9 @@ TEST_F(SettingsTest, ABadValueIsAnErrorThatNamesItsVariable) {
       {"TUTTI_COSTS", "latency"}, {"TUTTI_COSTS", "latency="}, {"TUTTI_COSTS", "byte=-1"},
       {"TUTTI_COSTS", "byte=1s"}, {"TUTTI_COSTS", "bytes=1"},  {"TUTTI_COSTS", "byte=nan"},
       {"TUTTI_COSTS", ","},       {"TUTTI_COSTS", "sum=1,,"},  {"TUTTI_COSTS", "message=2e9"}};
-  for (const auto& [name, value] : bad)
-    EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value, with(name, value));
+  for (const auto& each : bad)
+    EXPECT_ERROR(InvalidArgumentError, std::string(each.first) + "=" + each.second,
+                 with(each.first, each.second));
 }
 
 TEST_F(SettingsTest, CostsThatAreWrongAreAnsweredWithWhatToWrite) {

@@ -175,7 +175,8 @@ TEST(ClusterSpec, QuotesWhatIsWrongInJson) {
       {R"({"worker": ["a:1"], "worker": ["b:1"]})", "the key \"worker\" appears twice"},
       {R"({"worker": [[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]})", "nested more than 16 deep"},
   };
-  for (const auto& [text, expected] : cases) {
+  for (const auto& each : cases) {
+    const auto &text = each.first, &expected = each.second;
     SCOPED_TRACE(text);
     EXPECT_ERROR(InvalidArgumentError, expected, ClusterSpec::from_json(text));
     EXPECT_ERROR(InvalidArgumentError, "ClusterSpec::from_json: ", ClusterSpec::from_json(text));

@@ -91,7 +91,8 @@ TEST_F(LaunchersTest, TorchrunQuotesWhatMakesNoSense) {
                                                        {"MASTER_PORT", "http"},
                                                        {"MASTER_ADDR", "a b"},
                                                        {"MASTER_ADDR", "tcp://head"}};
-  for (const auto& [name, value] : cases) {
+  for (const auto& each : cases) {
+    const auto &name = each.first, &value = each.second;
     set_torchrun();
     set(name, value);
     EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value + ": expected",
@@ -180,7 +181,8 @@ TEST_F(LaunchersTest, SlurmQuotesWhatMakesNoSense) {
                                                        {"SLURM_STEP_NODELIST", "n[1-"},
                                                        {"SLURM_STEP_NODELIST", "a b"},
                                                        {"SLURM_STEP_TASKS_PER_NODE", "5(y"}};
-  for (const auto& [name, value] : cases) {
+  for (const auto& each : cases) {
+    const auto &name = each.first, &value = each.second;
     set_slurm("n1", "5");
     set(name, value);
     EXPECT_ERROR(InvalidArgumentError, std::string(name) + "=" + value + ": ", find_slurm());

@@ -166,7 +166,8 @@ TEST_F(TFConfigTest, QuotesWhatIsWrong) {
       {R"({"rpc_layer": 5})", "\"rpc_layer\" is 5; expected a string"},
       {R"({"session_master": {}})", "\"session_master\" is {}; expected a string"},
   };
-  for (const auto& [text, expected] : cases) {
+  for (const auto& each : cases) {
+    const auto &text = each.first, &expected = each.second;
     SCOPED_TRACE(text);
     EXPECT_ERROR(InvalidArgumentError, expected, cluster::parse_tf_config(text));
     EXPECT_THAT(

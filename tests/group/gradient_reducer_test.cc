@@ -295,7 +295,7 @@ TEST_P(Reducer, RanksWithOtherParametersGetAnErrorWithTheFirst) {
   };
   for (const auto& [other, text] : cases)
     expect_everywhere(errors_on_ranks(groups,
-                                      [&](const Group& group) {
+                                      [&, other = other](const Group& group) {
                                         const List usual{{"a", {2}}, {"b", {3, 2}}};
                                         GradientReducer(group,
                                                         group.rank() == n - 1 ? other : usual,

@@ -169,7 +169,7 @@ TEST(ReduceKernel, RoundsToSixteenBitsAsTheStandardSays) {
                                         {ReduceOp::MEAN, 2},
                                         {ReduceOp::MEAN, 3 + 2 * round}}) {
         const std::vector<std::byte> want = reference(dtype, op, in, kCount, divisor);
-        for_each_target([&](bool) {
+        for_each_target([&, op = op, divisor = divisor](bool) {
           const Reduction r{in, to, int64_t(kCount), dtype, op, divisor};
           reduce({&r, 1});
           ASSERT_TRUE(same_bits(dtype, out.data(), want.data(), kCount))

@@ -141,7 +141,9 @@ TEST(IndexedSlices, PartsThatDoNotBelongTogetherAreRefused) {
       {{values, indices, Shape{5}}, "do not fit the dense_shape [5]"},
       {{Tensor(), indices}, "hold no values"},
       {{values, Tensor()}, "no indices"}};
-  for (const auto& [slices, text] : table) {
+  for (const auto& each : table) {
+    const IndexedSlices& slices = each.first;
+    const char* const text = each.second;
     EXPECT_ERROR(InvalidArgumentError, text, slices.validate("reduce"));
     EXPECT_ERROR(InvalidArgumentError, "reduce: ", slices.validate("reduce"));
     EXPECT_ERROR(InvalidArgumentError, text, slices.to_dense());

@@ -87,9 +87,9 @@ TEST_F(TensorTest, FullRefusesWhatAnIntegerCannotHold) {
       {0.5, DType::int32}, {128, DType::int8},   {-129, DType::int8},      {-1, DType::uint8},
       {256, DType::uint8}, {NAN, DType::int64},  {INFINITY, DType::int64}, {1e30, DType::uint64},
       {2, DType::boolean}, {NAN, DType::boolean}};
-  for (const auto& [value, dtype] : bad)
-    EXPECT_ERROR(InvalidArgumentError, "full: " + std::string(name(dtype)),
-                 Tensor::full({1}, value, dtype));
+  for (const auto& each : bad)
+    EXPECT_ERROR(InvalidArgumentError, "full: " + std::string(name(each.second)),
+                 Tensor::full({1}, each.first, each.second));
   EXPECT_EQ(Tensor::full({1}, -128, DType::int8).item<int8_t>(), -128);
   EXPECT_EQ(Tensor::full({1}, -0x1p63, DType::int64).item<int64_t>(), INT64_MIN);
 }
