@@ -35,29 +35,36 @@ std::string text(double x, double y, const char* anchor, const std::string& word
                      escaped(words));
 }
 
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
 }  // namespace
 
 std::string plot(const std::vector<Measurement>& measurements, PlotTitle title) {
-  // Several rounds of a library are drawn as the median of each size, and the spread of all.
+  // Of several rounds of a library the medians are drawn.
   struct Point {
-    std::vector<double> medians = {};
-    double low = 1e300, high = 0;
+    std::vector<double> times, lows, highs;
   };
   std::map<std::string, std::map<size_t, Point>> series;
-  double least = 1e300, most = 0, smallest = 1e300, largest = 0;
   bool spread = false;
   for (const Measurement& m : measurements) {
     Point& point = series[m.library][m.bytes];
-    point.medians.push_back(m.median_us);
     const bool known = m.p10_us > 0 && m.p90_us > 0;  // other libraries' files may lack them
     spread |= known;
-    point.low = std::min(point.low, known ? m.p10_us : m.median_us);
-    point.high = std::max(point.high, known ? m.p90_us : m.median_us);
-    least = std::min(least, point.low);
-    most = std::max(most, point.high);
-    smallest = std::min(smallest, double(m.bytes));
-    largest = std::max(largest, double(m.bytes));
+    point.times.push_back(m.median_us);
+    point.lows.push_back(known ? m.p10_us : m.median_us);
+    point.highs.push_back(known ? m.p90_us : m.median_us);
   }
+  double least = 1e300, most = 0, smallest = 1e300, largest = 0;
+  for (const auto& [library, sizes] : series)
+    for (const auto& [bytes, point] : sizes) {
+      least = std::min(least, median(point.lows));
+      most = std::max(most, median(point.highs));
+      smallest = std::min(smallest, double(bytes));
+      largest = std::max(largest, double(bytes));
+    }
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
@@ -101,11 +108,10 @@ std::string plot(const std::vector<Measurement>& measurements, PlotTitle title) 
     const char* const color = kColors[number % std::size(kColors)];
     std::string points, lower, upper;
     for (auto& [bytes, point] : sizes) {
-      std::ranges::sort(point.medians);
       const double at = x.at(double(bytes));
-      points += fmt::format("{:.1f},{:.1f} ", at, y.at(point.medians[point.medians.size() / 2]));
-      lower += fmt::format("{:.1f},{:.1f} ", at, y.at(point.low));
-      upper = fmt::format("{:.1f},{:.1f} ", at, y.at(point.high)) + upper;
+      points += fmt::format("{:.1f},{:.1f} ", at, y.at(median(point.times)));
+      lower += fmt::format("{:.1f},{:.1f} ", at, y.at(median(point.lows)));
+      upper = fmt::format("{:.1f},{:.1f} ", at, y.at(median(point.highs))) + upper;
     }
     svg += fmt::format("<polygon points=\"{}{}\" fill=\"{}\" fill-opacity=\"0.2\"/>\n", lower,
                        upper, color);
