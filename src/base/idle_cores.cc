@@ -2,9 +2,13 @@
 #include "base/idle_cores.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <string_view>
 
 #include "base/world.h"
@@ -31,11 +35,30 @@ long running_threads() {
   return running;
 }
 
+// The same of this process alone.
+long own_running_threads() {
+  long running = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it("/proc/self/task", error), end; it != end && !error;
+       it.increment(error)) {
+    std::string stat;
+    std::ifstream file(it->path() / "stat");
+    std::getline(file, stat);
+    running += stat.find(") R ") != std::string::npos;
+  }
+  return running;
+}
+
 }  // namespace
 
 bool has_idle_core() {
   static const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  return world() || running_threads() <= cores;
+  if (world()) return true;
+  if (running_threads() > cores) return false;
+  // A launcher may have bound this process to some of them, and the idle ones are others.
+  cpu_set_t usable;
+  return sched_getaffinity(0, sizeof(usable), &usable) != 0 || CPU_COUNT(&usable) >= cores ||
+         own_running_threads() <= CPU_COUNT(&usable);
 }
 
 // The threads of a simulation are fibers of the program's own.
