@@ -52,6 +52,7 @@ enum tutti_code {
   TUTTI_INTERNAL = 14
 };
 
+// The type of an element.
 enum tutti_dtype {
   TUTTI_BOOL = 0,
   TUTTI_INT8 = 1,
@@ -68,23 +69,27 @@ enum tutti_dtype {
   TUTTI_FLOAT64 = 12
 };
 
+// tutti/reduce_op.h says what each does.
 enum tutti_op { TUTTI_SUM = 0, TUTTI_MEAN = 1, TUTTI_MIN = 2, TUTTI_MAX = 3, TUTTI_PROD = 4 };
 
+// What adds up values on GPUs: NCCL if it can be had; Tutti, in the order of its sums; NCCL.
 enum tutti_implementation { TUTTI_AUTO = 0, TUTTI_RING = 1, TUTTI_NCCL = 2 };
 
+// Of a tutti_tensor.
 enum tutti_tensor_flags { TUTTI_READ_ONLY = 1 };
 
+// Values of timeout_ns.
 enum tutti_timeout { TUTTI_NO_TIMEOUT = -1 };
 
 // Contiguous memory of the caller's. With zeros behind dtype: a vector in host memory.
 typedef struct tutti_tensor {
-  void* data;
+  void* data;            // its first element
   int64_t count;         // elements
   int32_t dtype;         // TUTTI_FLOAT32, ...
   int32_t device;        // 0: host memory; 1 + i: the GPU that CUDA calls i
   const int64_t* shape;  // ndim extents, whose product is count; NULL: {count}
-  int32_t ndim;
-  int32_t flags;  // TUTTI_READ_ONLY: never an output
+  int32_t ndim;          // of `shape`
+  int32_t flags;         // TUTTI_READ_ONLY: never an output
 } tutti_tensor;
 
 // Hints for one operation; NULL in their place, or 0 in a field, leaves it to Tutti. A field that
