@@ -81,7 +81,7 @@ class Workers {
   bool alone() const;  // FailedPreconditionError once this worker has left
 
   const Roster roster_ = {};
-  const CommunicationOptions options_;
+  const CommunicationOptions options_ = {};
   std::optional<Group> group_;
   const int size_ = 1, rank_ = 0;
   bool left_ = false;
