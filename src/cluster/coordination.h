@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cluster/host_pulse.h"
+
 namespace tutti::cluster {
 
 // What all processes of a job must agree on, and how its service is guarded.
@@ -85,6 +87,8 @@ class Coordination {
   // on. One way: never waits.
   virtual void report(const Failure& failure) = 0;
   virtual std::optional<Failure> failure() const = 0;
+  // From now on the speaker of the host sends heartbeats for the ranks that share this with it.
+  virtual void share_heartbeats(std::shared_ptr<HostPulse> pulse) = 0;
   // How long the service has not been heard; 0 if no more than a heartbeat or two is missing, and
   // nanoseconds::max() once the job has failed here for that reason.
   virtual std::chrono::nanoseconds silence() const = 0;

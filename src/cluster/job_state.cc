@@ -91,7 +91,24 @@ void JobState::handle(int rank, const ToService& message, Time now) {
     reported_.try_emplace(rank, report->failure);
     return;
   }
+  if (const auto* const heartbeat = std::get_if<Heartbeat>(&message.body))
+    return take_heartbeat(rank, *heartbeat, now);
   if (std::holds_alternative<Goodbye>(message.body)) leave(rank);
+}
+
+void JobState::take_heartbeat(int rank, const Heartbeat& heartbeat, Time now) {
+  Member& member = members_[rank];
+  // It has missed its speaker, and waits to hear from the service.
+  if (std::exchange(member.is_spoken_for, false)) outlet_.send(rank, Heartbeat{});
+  if (heartbeat.living.empty()) return;
+  member.is_speaker = true;
+  for (const int other : heartbeat.living) {
+    if (other < 0 || other >= int(members_.size()) || other == rank ||
+        members_[other].presence != Presence::here)
+      continue;
+    hear(other, now);
+    members_[other].is_spoken_for = true;
+  }
 }
 
 void JobState::exchange(const Waiter& waiter, const Exchange& call) {
@@ -125,15 +142,22 @@ void JobState::exchange(const Waiter& waiter, const Exchange& call) {
 }
 
 void JobState::leave(int rank) {
-  members_[rank].presence = Presence::left;
+  depart(rank, Presence::left);
   fail_what_needs_the_departed();
 }
 
 void JobState::closed(int rank) {
   if (members_[rank].presence != Presence::here) return;
-  members_[rank].presence = Presence::lost;
+  depart(rank, Presence::lost);
   fail({rank, ErrorCode::unavailable,
         fmt::format("{} is lost: its connection to the coordination service closed", name(rank))});
+}
+
+void JobState::depart(int rank, Presence presence) {
+  members_[rank].presence = presence;
+  // Those that it has spoken for, perhaps, hear from the service themselves.
+  if (std::exchange(members_[rank].is_speaker, false))
+    for (Member& member : members_) member.is_spoken_for = false;
 }
 
 void JobState::close_exchange(const std::string& name, std::optional<Failure> error) {
@@ -249,7 +273,7 @@ void JobState::lose_the_silent(Time now) {
       fail({rank, ErrorCode::unavailable,
             fmt::format("{} is lost: the coordination service has not heard from it for {}",
                         name(rank), time)});
-    member.presence = Presence::lost;  // only now, so that fail() tells it, too
+    depart(rank, Presence::lost);  // only now, so that fail() tells it, too
     outlet_.drop(rank);
   }
 }
@@ -267,7 +291,9 @@ bool JobState::is_cut_off(Time now) const {
 
 void JobState::send_heartbeats(Time now) {
   if (now < next_heartbeat_) return;
-  broadcast(Heartbeat{});
+  for (int rank = 0; rank < int(members_.size()); ++rank)
+    if (members_[rank].presence == Presence::here && !members_[rank].is_spoken_for)
+      outlet_.send(rank, Heartbeat{});
   next_heartbeat_ = now + heartbeat_interval(job_);
 }
 

@@ -67,6 +67,8 @@ class JobState {
   struct Member {
     Presence presence = Presence::absent;
     Time last_heard = {};
+    bool is_speaker = false;     // of other ranks on its host
+    bool is_spoken_for = false;  // by the speaker, which hears heartbeats for it
     // Of the last exchange, if another rank on its host got the values: it may not reach them
     // there.
     std::string shared_name = {};
@@ -88,12 +90,14 @@ class JobState {
 
   void exchange(const Waiter& waiter, const Exchange& call);
   void leave(int rank);
+  void depart(int rank, Presence presence);
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
   void reply_values(const std::string& name, const OpenExchange& exchange);
   void fail_what_needs_the_departed();
   void fail(const Failure& failure);  // the job
   void send_heartbeats(Time now);
+  void take_heartbeat(int rank, const Heartbeat& heartbeat, Time now);
   void lose_the_silent(Time now);
   void hear(int rank, Time now);
   // The ranks or this process were suspended for `time`, which counts against no rank.

@@ -25,7 +25,9 @@ struct Hello {
   int ranks = 0;  // of its job
 };
 
-struct Heartbeat {};
+struct Heartbeat {
+  std::vector<int> living = {};  // to the service: other ranks of the host, which send none
+};
 struct Goodbye {};  // the last message of a rank
 struct Exchange {
   std::string name, value;
@@ -80,6 +82,16 @@ inline std::chrono::nanoseconds heartbeat_interval(const Job& job) {
 // A peer that has not been heard for longer is silent: one heartbeat may be late.
 inline std::chrono::nanoseconds silent_after(const Job& job) {
   return 5 * heartbeat_interval(job) / 2;
+}
+
+// A rank sends heartbeats of its own once its speaker has not heard the service for longer, so that
+// the service replies before the rank takes it for silent.
+inline std::chrono::nanoseconds unspoken_after(const Job& job) {
+  return 5 * heartbeat_interval(job) / 4;
+}
+// The speaker sends heartbeats for a rank that has beaten since: one beat may be late.
+inline std::chrono::nanoseconds lifeless_after(const Job& job) {
+  return 3 * heartbeat_interval(job) / 2;
 }
 
 // Why the job fails if its service is lost.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <sstream>
 
@@ -22,14 +23,26 @@ struct HostBoard::Head {
   std::atomic<uint32_t> tables;  // how many have been shown; a futex
   uint32_t ranks;
   uint64_t table;  // the position of the last
+  uint64_t pulse;  // and of the pulse
 };
+
+namespace {
+
+// Ranks with another network reach the coordination service, or do not, by themselves.
+std::string this_host_and_network() {
+  std::error_code ignored;
+  return this_host() + " " + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+}
+
+}  // namespace
 
 HostBoard::HostBoard()
     : memory_(Arena::mine().allocate(sizeof(Head))),
       head_(*new(memory_.get()) Head{}),
-      sharing_{this_host(), fmt::format("{} {} {} {} {}", getpid(), Arena::mine().fd(),
-                                        inode_of(Arena::mine().fd()), Arena::mine().first_segment(),
-                                        Arena::mine().position_of(&head_, sizeof(Head)))} {}
+      sharing_{this_host_and_network(),
+               fmt::format("{} {} {} {} {}", getpid(), Arena::mine().fd(),
+                           inode_of(Arena::mine().fd()), Arena::mine().first_segment(),
+                           Arena::mine().position_of(&head_, sizeof(Head)))} {}
 
 void HostBoard::show(const std::vector<std::string>& values) {
   size_t bytes = 0;
@@ -41,6 +54,11 @@ void HostBoard::show(const std::vector<std::string>& values) {
     std::memcpy(at, &size, sizeof(size));
     std::memcpy(at + sizeof(size), value.data(), size);
     at += sizeof(size) + size;
+  }
+  if (!pulse_) {
+    ranks_ = int(values.size());
+    pulse_ = Arena::mine().allocate_zeroed(cluster::HostPulse::bytes(ranks_));
+    head_.pulse = Arena::mine().position_of(pulse_.get(), cluster::HostPulse::bytes(ranks_));
   }
   head_.ranks = uint32_t(values.size());
   head_.table = Arena::mine().position_of(table.get(), bytes);
@@ -58,7 +76,7 @@ std::optional<std::vector<std::string>> HostBoard::read(const std::string& place
   std::istringstream(place) >> origin.pid >> origin.fd >> origin.inode >> origin.first_segment >>
       position;
   if (!holder_) try {
-      auto holder = std::make_unique<PeerArena>(origin);
+      auto holder = std::make_shared<PeerArena>(origin);
       holder->hold();  // it may have left when this rank comes to read
       holder_ = std::move(holder);
     } catch (const UnavailableError&) {
@@ -83,7 +101,15 @@ std::optional<std::vector<std::string>> HostBoard::read(const std::string& place
     value.assign(reinterpret_cast<const char*>(at + sizeof(size)), size);
     at += sizeof(size) + size;
   }
+  if (!pulse_) {
+    ranks_ = int(values.size());
+    pulse_ = {holder_, holder_->at(head.pulse)};
+  }
   return values;
+}
+
+std::shared_ptr<cluster::HostPulse> HostBoard::pulse(int rank) const {
+  return std::make_shared<cluster::HostPulse>(pulse_, ranks_, rank, !holder_);
 }
 
 }  // namespace tutti::group

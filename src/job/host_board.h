@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The values of exchanges, as the ranks of a host share them: one of them gets them from the
 // coordination service, and the others read them in its memory. So a table of all ranks travels
-// once per host.
+// once per host. The ranks that share it have a pulse in common.
 #pragma once
 
 #include <atomic>
@@ -30,6 +30,8 @@ class HostBoard {
   std::optional<std::vector<std::string>> read(const std::string& place,
                                                std::chrono::nanoseconds timeout,
                                                const std::function<void()>& check);
+  // Of the ranks that share the first table, as rank `rank` of the job; after that.
+  std::shared_ptr<cluster::HostPulse> pulse(int rank) const;
 
  private:
   struct Head;
@@ -39,7 +41,9 @@ class HostBoard {
   const cluster::Sharing sharing_;
   uint32_t tables_ = 0;
   std::shared_ptr<void> shown_;
-  std::unique_ptr<PeerArena> holder_;
+  std::shared_ptr<PeerArena> holder_;  // null: this rank shows
+  std::shared_ptr<void> pulse_;
+  int ranks_ = 0;  // of the job
 };
 
 }  // namespace tutti::group

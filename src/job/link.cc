@@ -59,14 +59,16 @@ std::vector<std::string> Link::exchange_on_host(const std::string& name, const s
   std::vector<std::string> values = exchange(&sharing);
   if (!values.empty()) {
     board_->show(values);
-    return values;
+  } else if (auto shown = board_->read(sharing.place, join_timeout(), [&] {
+               if (const auto failed = link->failure()) throw_error(failed->code, failed->text);
+             })) {
+    values = *std::move(shown);
+  } else {
+    board_.reset();  // the other rank is another user's, or keeps its memory to itself
+    return exchange(nullptr);
   }
-  auto shown = board_->read(sharing.place, join_timeout(), [&] {
-    if (const auto failed = link->failure()) throw_error(failed->code, failed->text);
-  });
-  if (shown) return *std::move(shown);
-  board_.reset();  // the other rank is another user's, or keeps its memory to itself
-  return exchange(nullptr);
+  if (!std::exchange(shares_heartbeats_, true)) link->share_heartbeats(board_->pulse(rank_));
+  return values;
 }
 
 void Link::report(Failure failure) {

@@ -50,6 +50,7 @@ class Link {
   mutable std::mutex mutex_;
   std::shared_ptr<cluster::Coordination> coordination_;
   std::unique_ptr<HostBoard> board_;
+  bool shares_heartbeats_ = false;
   std::mutex reporting_;
   std::string reported_;  // the last
 };

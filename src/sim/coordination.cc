@@ -159,6 +159,7 @@ class SimulatedCoordination final : public cluster::Coordination {
   }
   void report(const Failure& failure) override { send({.body = cluster::Report{failure}}); }
   std::optional<Failure> failure() const override { return failure_; }
+  void share_heartbeats(std::shared_ptr<cluster::HostPulse>) override {}
   nanoseconds silence() const override {
     if (silent_) return nanoseconds::max();
     if (ended_) return 0ns;

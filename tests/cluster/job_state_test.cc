@@ -35,6 +35,18 @@ class Service : private JobState::Outlet {
       state_.tick(now_);
     }
   }
+  // The same, in which the first rank speaks for others.
+  void run_with_speaker(int seconds, const std::vector<int>& living) {
+    for (int i = 0; i < seconds && failure_.empty(); ++i) {
+      now_ += 1s;
+      state_.handle(0, {.body = cluster::Heartbeat{living}}, now_);
+      heartbeats.clear();
+      state_.tick(now_);
+    }
+  }
+  void heartbeat(int rank) { state_.handle(rank, {}, now_); }
+  void leave(int rank) { state_.handle(rank, {.body = cluster::Goodbye{}}, now_); }
+  std::map<int, int> heartbeats;  // sent to each rank
   // Time passes in which the service itself is suspended.
   void suspend(std::chrono::seconds time) {
     now_ += time;
@@ -61,6 +73,7 @@ class Service : private JobState::Outlet {
 
  private:
   void send(int rank, cluster::FromService message) override {
+    if (std::holds_alternative<cluster::Heartbeat>(message)) ++heartbeats[rank];
     if (const auto* failure = std::get_if<cluster::Failure>(&message)) failure_ = failure->text;
     if (const auto* reply = std::get_if<cluster::Reply>(&message)) {
       error_ = reply->error ? reply->error->text : "";
@@ -104,6 +117,43 @@ TEST(JobState, GivesUpARankThatTheOthersOutlast) {
   EXPECT_EQ(service.failure(), "");
   service.run(2, {0, 2});
   EXPECT_THAT(service.failure(), HasSubstr("rank 1 (127.0.0.1:2) is lost"));
+}
+
+TEST(JobState, HearsASpeakerForTheRanksOfItsHost) {
+  Service service(kOneHost);
+  service.run_with_speaker(30, {1, 2});
+  EXPECT_EQ(service.failure(), "");
+  EXPECT_EQ(service.heartbeats, (std::map<int, int>{{0, 1}}));
+  service.heartbeat(2);  // it has missed its speaker, and gets a reply at once
+  EXPECT_EQ(service.heartbeats, (std::map<int, int>{{0, 1}, {2, 1}}));
+  service.run_with_speaker(1, {1});
+  EXPECT_EQ(service.heartbeats, (std::map<int, int>{{0, 1}, {2, 1}}));
+}
+
+TEST(JobState, GivesUpARankThatItsSpeakerLeavesOut) {
+  Service service(kOneHost);
+  service.run_with_speaker(5, {1, 2});
+  service.run_with_speaker(9, {2});
+  EXPECT_EQ(service.failure(), "");
+  service.run_with_speaker(2, {2});
+  EXPECT_THAT(service.failure(), HasSubstr("rank 1 (127.0.0.1:2) is lost"));
+}
+
+TEST(JobState, SendsHeartbeatsToRanksWhoseSpeakerHasLeft) {
+  Service service(kOneHost);
+  service.run_with_speaker(2, {1, 2});
+  service.leave(0);
+  service.run(1, {1, 2});
+  EXPECT_EQ(service.heartbeats.at(1), 1);
+  EXPECT_EQ(service.heartbeats.at(2), 1);
+}
+
+TEST(JobState, IgnoresRanksInAHeartbeatThatAreNotHere) {
+  Service service(kOneHost);
+  service.leave(2);
+  service.run_with_speaker(2, {-1, 0, 1, 2, 3});
+  EXPECT_EQ(service.failure(), "");
+  EXPECT_EQ(service.heartbeats, (std::map<int, int>{{0, 1}}));
 }
 
 TEST(JobState, AccusesNoRankWhileAllAreSilent) {

@@ -47,6 +47,12 @@ TEST(HostBoard, ShowsTheTablesOfOneRankToAnother) {
     first.show(table);
     EXPECT_EQ(second.read(place, std::chrono::seconds(60), [] {}), table);
   }
+  const auto speaker = first.pulse(0), other = second.pulse(2);
+  EXPECT_TRUE(speaker->is_speaker());
+  EXPECT_FALSE(other->is_speaker());
+  const auto now = std::chrono::steady_clock::now();
+  other->beat(now);
+  EXPECT_THAT(speaker->living(now, now), ElementsAre(2));
   std::thread late([&] { first.show(tables[0]); });
   EXPECT_EQ(second.read(place, std::chrono::seconds(60), [] {}), tables[0]);
   late.join();

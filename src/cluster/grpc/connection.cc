@@ -116,11 +116,17 @@ class Connection final : public Coordination,
     return failure_;
   }
 
+  void share_heartbeats(std::shared_ptr<HostPulse> pulse) override {
+    std::lock_guard lock(mutex_);
+    pulse_ = std::move(pulse);
+  }
+
   std::chrono::nanoseconds silence() const override {
     std::lock_guard lock(mutex_);
     if (silent_) return std::chrono::nanoseconds::max();
     if (end_) return 0ns;
-    const std::chrono::nanoseconds silence = Clock::now() - last_heard_;
+    const auto now = Clock::now();
+    const std::chrono::nanoseconds silence = now - last_heard(now);
     return silence > silent_after(job_) ? silence : 0ns;
   }
 
@@ -186,6 +192,23 @@ class Connection final : public Coordination,
   }
   void fail_without_service(const std::string& why) { fail(lost_service(job_, service_, why)); }
 
+  // Here, or by the speaker of this host.
+  Clock::time_point last_heard(Clock::time_point now) const {
+    return pulse_ ? std::max(last_heard_, pulse_->service_heard(now)) : last_heard_;
+  }
+
+  void send_heartbeat(Clock::time_point now) {
+    wire::ToService heartbeat;
+    if (pulse_) {
+      pulse_->beat(now);
+      if (!pulse_->is_speaker() && pulse_->service_heard(now) > now - unspoken_after(job_)) return;
+      if (pulse_->is_speaker())
+        for (const int rank : pulse_->living(now - lifeless_after(job_), now))
+          heartbeat.add_living(rank);
+    }
+    send(std::move(heartbeat));
+  }
+
   void watch() {
     std::unique_lock lock(mutex_);
     Clock::time_point next_heartbeat = Clock::now();
@@ -204,10 +227,10 @@ class Connection final : public Coordination,
       if (now < next_heartbeat) continue;
       // While this process was suspended it could not hear anything.
       if (const auto late = now - next_heartbeat; late > heartbeat_interval(job_))
-        last_heard_ = std::min(now, last_heard_ + late);
+        last_heard_ = std::min(now, last_heard(now) + late);
       next_heartbeat = now + heartbeat_interval(job_);
-      send({});
-      if (now - last_heard_ < job_.heartbeat_timeout) continue;
+      send_heartbeat(now);
+      if (now - last_heard(now) < job_.heartbeat_timeout) continue;
       if (failure_ || end_) continue;  // it failed for another reason
       fail_without_service(
           fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
@@ -232,6 +255,7 @@ class Connection final : public Coordination,
 
   void hear() {
     last_heard_ = Clock::now();
+    if (pulse_ && pulse_->is_speaker()) pulse_->hear_service(last_heard_);
     welcomed_ = true;
     if (in_.has_failure()) fail(from_wire(in_.failure()));
     if (in_.has_reply())
@@ -268,6 +292,7 @@ class Connection final : public Coordination,
   bool silent_ = false;              // the service was declared lost for its silence
   std::optional<grpc::Status> end_;  // gRPC is done with us
   Clock::time_point last_heard_;
+  std::shared_ptr<HostPulse> pulse_;  // null: this rank is the only one that shares it
   uint64_t last_id_ = 0;
   std::map<uint64_t, std::optional<wire::Reply>> replies_;  // to the calls under way
   std::optional<Failure> failure_;

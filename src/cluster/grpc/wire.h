@@ -59,7 +59,7 @@ inline ToService from_wire(wire::ToService message) {
     case wire::ToService::kGoodbye: return {message.id(), Goodbye{}};
     case wire::ToService::BODY_NOT_SET: break;
   }
-  return {};
+  return {message.id(), Heartbeat{{message.living().begin(), message.living().end()}}};
 }
 
 inline wire::FromService to_wire(const FromService& message) {
