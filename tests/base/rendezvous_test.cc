@@ -110,7 +110,7 @@ TEST_P(RendezvousOf, MeetsManyTimesAndRunsTheActionOncePerMeeting) {
 
 INSTANTIATE_TEST_SUITE_P(Participants, RendezvousOf, ::testing::Values(1, 2, 3, 4, 7));
 
-TEST_F(RendezvousTest, AFailureReachesThoseWhoWaitAndThoseWhoCome) {
+TEST_F(RendezvousTest, AFailureReachesThreadsThatWaitAndThreadsThatCome) {
   Rendezvous point(kWaiters + 1, "replica");
   for (const Outcome& outcome :
        outcomes_of_waiters(point, [&] { point.fail(0, "out of memory"); })) {
@@ -122,14 +122,14 @@ TEST_F(RendezvousTest, AFailureReachesThoseWhoWaitAndThoseWhoCome) {
                  point.meet(i, "later", kForever, kNothing));
 }
 
-TEST_F(RendezvousTest, ThoseWhoComeAfterAFailureGetItAtOnce) {
+TEST_F(RendezvousTest, ThreadsThatComeAfterAFailureGetItAtOnce) {
   Rendezvous point(2, "rank");
   point.fail(1, "disk full");
   EXPECT_ERROR(AbortedError, "sum: rank 1 failed: disk full",
                point.meet(0, "sum", kForever, kNothing));
 }
 
-TEST_F(RendezvousTest, AnAbortReachesEverybodyWithItsOwnCode) {
+TEST_F(RendezvousTest, AnAbortReachesAllThreadsWithItsOwnCode) {
   Rendezvous point(kWaiters + 1, "replica");
   for (const Outcome& outcome : outcomes_of_waiters(
            point, [&] { point.abort(ErrorCode::invalid_argument, "they disagree"); })) {
@@ -157,7 +157,7 @@ TEST_F(RendezvousTest, LeavingWhileOthersWaitIsTheirError) {
   }
 }
 
-TEST_F(RendezvousTest, ComingAfterSomebodyLeftIsAnError) {
+TEST_F(RendezvousTest, ComingAfterAThreadLeftIsAnError) {
   Rendezvous point(3, "replica");
   point.leave(2);
   for (const int i : {0, 1})
@@ -165,7 +165,7 @@ TEST_F(RendezvousTest, ComingAfterSomebodyLeftIsAnError) {
                  point.meet(i, "merge", kForever, kNothing));
 }
 
-TEST_F(RendezvousTest, AllWhoLeftAreNamed) {
+TEST_F(RendezvousTest, AllThatLeftAreNamed) {
   Rendezvous point(4, "replica");
   point.leave(1);
   point.leave(3);
@@ -173,7 +173,7 @@ TEST_F(RendezvousTest, AllWhoLeftAreNamed) {
                point.meet(0, "merge", kForever, kNothing));
 }
 
-TEST_F(RendezvousTest, LeavingWhenNobodyComesAgainIsNoError) {
+TEST_F(RendezvousTest, LeavingWhenNoThreadComesAgainIsNoError) {
   Rendezvous point(2, "replica");
   std::thread other([&] {
     point.meet(1, "merge", kForever, kNothing);

@@ -26,7 +26,7 @@ TEST(ClusterSpec, IsMadeAsTheContractDoes) {
   EXPECT_EQ(cluster.task_address("worker", 0), "127.0.0.1:1");
 }
 
-TEST(ClusterSpec, IsFalseWhereItIsEmpty) {
+TEST(ClusterSpec, IsFalseIfItIsEmpty) {
   EXPECT_FALSE(ClusterSpec());
   EXPECT_FALSE(ClusterSpec::from_json("{}"));
   EXPECT_TRUE(kWorkers);
@@ -298,7 +298,7 @@ TEST(CollectiveLeader, IsTheChiefOrElseWorkerZero) {
 }
 
 // C239
-TEST(CollectiveLeader, IsNobodyForAnEvaluatorOrALoneProcess) {
+TEST(CollectiveLeader, IsEmptyForAnEvaluatorOrALoneProcess) {
   EXPECT_EQ(collective_leader(kCluster, "evaluator", 0), "");
   EXPECT_EQ(collective_leader(kWorkers, "evaluator", 0), "");
   EXPECT_EQ(collective_leader({}, "", 0), "");

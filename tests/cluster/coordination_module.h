@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The module "cluster" and jobs to try it with, for coordination_test and its worker processes.
+// The module "cluster" and jobs to try it with, for tests and their worker processes.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What coordination_test needs of the system: child processes, raw sockets, certificates.
+// What the tests of the coordination service need of the system: child processes, raw sockets,
+// certificates.
 #pragma once
 
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that joins a job or runs its service, so that coordination_test can kill or stop it.
+// A process that joins a job or runs its service, so that a test can kill or stop it.
 //   coordination_worker join SERVICE RANK RANKS SECONDS
 //   coordination_worker serve RANKS
 // It says "joined" or the service's address, then obeys the lines of its input: "abort" tells the

@@ -59,7 +59,7 @@ TEST_F(MembershipTest, WorkerZeroServesWithoutAChief) {
   EXPECT_TRUE(member->serves);
 }
 
-TEST_F(MembershipTest, NobodyServesWhereACoordinatorIsGiven) {
+TEST_F(MembershipTest, NoRankServesIfACoordinatorIsGiven) {
   set("TUTTI_COORDINATOR", "host:7");
   const auto member = membership_from(kCluster, "chief", 0);
   EXPECT_EQ(member->service, "host:7");
@@ -120,7 +120,7 @@ TEST_F(MembershipTest, ComesFromTFConfig) {
   EXPECT_FALSE(membership_from_environment());
 }
 
-TEST_F(MembershipTest, NamesTFConfigWhereItIsWrong) {
+TEST_F(MembershipTest, NamesTFConfigIfItIsWrong) {
   const auto text = [] {
     return ::tutti::testing::error_of<InvalidArgumentError>([] { membership_from_environment(); });
   };

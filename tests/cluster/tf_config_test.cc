@@ -102,7 +102,7 @@ TEST_F(TFConfigTest, AnIndexThatIsTextBecomesANumber) {
 }
 
 // C233
-TEST_F(TFConfigTest, IsNothingWhereItIsNotSet) {
+TEST_F(TFConfigTest, IsNothingIfItIsNotSet) {
   for (const char* text : {"", "{}", R"({"cluster": {}})", R"({"environment": "cloud"})"}) {
     set("TF_CONFIG", text);
     const TFConfigClusterResolver resolver;

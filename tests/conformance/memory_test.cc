@@ -58,7 +58,7 @@ TEST_F(Memory, IsReusedFromStepToStep) {
 
 // Results that live on while the next ones are made: after the first rounds there are two sets, and
 // they take turns.
-TEST_F(Memory, IsReusedWhereTheLastResultIsKept) {
+TEST_F(Memory, IsReusedIfTheLastResultIsKept) {
   const std::vector<ValueDestinationPair> pairs = gradients();
   auto kept = ops.batch_reduce(ReduceOp::SUM, pairs);
   for (int i = 0; i < 3; ++i) kept = ops.batch_reduce(ReduceOp::SUM, pairs);

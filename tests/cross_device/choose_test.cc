@@ -83,7 +83,7 @@ TEST(Choose, TakesNcclOnARotatedTable) {
   EXPECT_EQ(choose(gpus(8), links), (Choice{"nccl", 1}));
 }
 
-TEST(Choose, TakesNcclWhereALinkIsMissingOrTooMuch) {
+TEST(Choose, TakesNcclIfALinkIsMissingOrTooMuch) {
   LinkTable missing = kDgx1, extra = kDgx1;
   missing[7].pop_back();
   extra[0].push_back(5);

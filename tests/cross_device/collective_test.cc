@@ -188,7 +188,7 @@ TEST_P(Collective, LeavesResultsOnTheDevicesOfTheValues) {
   });
 }
 
-TEST_P(Collective, AddsSlicesAsDenseWhereAskedTo) {
+TEST_P(Collective, AddsSlicesAsDenseIfAskedTo) {
   on_workers([&](CollectiveAllReduce& ops, size_t worker) {
     const auto value = local(worker, [](size_t, const std::string& device) {
       return IndexedSlices{Tensor::of<float>({1, 2}, device), Tensor::of<int64_t>({3, 1}, device),
@@ -293,7 +293,7 @@ TEST_F(CollectiveOfThree, AgreesOnEmptyBatches) {
   });
 }
 
-TEST_F(CollectiveOfThree, TakesItsOwnOptionsWhereACallHasNone) {
+TEST_F(CollectiveOfThree, TakesItsOwnOptionsIfACallHasNone) {
   on_ranks(groups, [](const Group& group) {
     CollectiveAllReduce ops({cpu(0)}, group, {.sparse_as_dense = true});
     const IndexedSlices rows{Tensor::of<float>({1, 1}), Tensor::of<int64_t>({0, 2}), Shape{3}};
@@ -340,7 +340,7 @@ TEST_F(CollectiveOfThree, SaysWhichSlicesDiffer) {
 }
 
 // C044, C046, C047
-TEST_F(CollectiveOfThree, NamesThoseWhoDoNotCome) {
+TEST_F(CollectiveOfThree, NamesTheRanksThatDoNotCome) {
   const IndexedSlices sparse{Tensor::of<float>({1}), Tensor::of<int64_t>({0}), Shape{9}};
   for (const bool dense : {true, false}) {
     const Groups few = Group::in_process(3);

@@ -295,7 +295,7 @@ TEST_F(FrontEnd, FindsWrongAnswersOfAnAlgorithm) {
   expected_calls = 9;
 }
 
-TEST_F(FrontEnd, NamesTheOperationWhereAnAlgorithmReturnsNothing) {
+TEST_F(FrontEnd, NamesTheOperationIfAnAlgorithmReturnsNothing) {
   spy.answer = Mirrored<Value>{Tensor()};
   spy.gather_answer = Mirrored<Tensor>{Tensor()};
   EXPECT_ERROR(InternalError, "reduce: ", spy.reduce(ReduceOp::SUM, pair, "/cpu:0"));
@@ -395,14 +395,14 @@ TEST_F(Nccl, SaysNothingOnDistinctGpus) {
   EXPECT_THAT(log.warnings, ElementsAre());
 }
 
-TEST_F(Nccl, FallsBackWhereReplicasShareAGpu) {
+TEST_F(Nccl, FallsBackIfReplicasShareAGpu) {
   testing::add_fake_gpus(2);
   CapturedLog log;
   reduce_on("/gpu:0", "/gpu:0");
   EXPECT_THAT(log.warnings, ElementsAre(HasSubstr("\"nccl\" reduces between distinct GPUs")));
 }
 
-TEST_F(Nccl, IsRequiredWhereTheSettingSaysSo) {
+TEST_F(Nccl, IsRequiredIfTheSettingSaysSo) {
   const auto result = testing::run_program("TUTTI_BACKEND=nccl", "nccl");
   EXPECT_EQ(result.status, 3);
   EXPECT_THAT(result.output, HasSubstr("Unavailable: \"nccl\" reduces between distinct GPUs"));
@@ -411,7 +411,7 @@ TEST_F(Nccl, IsRequiredWhereTheSettingSaysSo) {
   EXPECT_EQ(testing::run_program("TUTTI_BACKEND=", "nccl").status, 0);
 }
 
-TEST_F(Nccl, WithoutAGpuIsAnErrorWhereTheSettingSaysSo) {
+TEST_F(Nccl, WithoutAGpuIsAnErrorIfTheSettingSaysSo) {
   for (const char* what : {"mirrored", "group"}) {
     const auto result = testing::run_program("CUDA_VISIBLE_DEVICES= TUTTI_BACKEND=nccl", what);
     EXPECT_EQ(result.status, 3) << what;

@@ -60,7 +60,7 @@ TEST(PackingPlan, CutsTheBatchIntoEqualPacksAndTheRestGoesToTheLast) {
   EXPECT_THAT(sizes(packing_plan(Elements{4, 6}, 4, {.num_packs = 1})), ElementsAre(10));
 }
 
-TEST(PackingPlan, LeavesPacksEmptyWhereThereAreFewerElementsThanPacks) {
+TEST(PackingPlan, LeavesPacksEmptyIfThereAreFewerElementsThanPacks) {
   EXPECT_THAT(sizes(packing_plan(Elements{2}, 4, {.num_packs = 8})),
               ElementsAre(0, 0, 0, 0, 0, 0, 0, 2));
   EXPECT_THAT(sizes(packing_plan(Elements{0, 0}, 4, {.num_packs = 2})), ElementsAre(0, 0));

@@ -107,7 +107,7 @@ TEST_F(Sparse, BroadcastsValuesIndicesAndShape) {
   }
 }
 
-TEST_F(Sparse, WidensIndicesOnlyWhereTheyDiffer) {
+TEST_F(Sparse, WidensIndicesOnlyIfTheyDiffer) {
   const auto with_int32 = [&](const IndexedSlices& s) {
     return IndexedSlices{s.values, s.indices.to(DType::int32), s.dense_shape};
   };
@@ -137,7 +137,7 @@ TEST_F(Sparse, TakesReplicasWithoutRows) {
 
 // Rows repeated within a replica and the sum over replicas are one sum, rounded once: 1 + 3/4 of a
 // unit in the last place. Rounded in between, the three quarters would be lost or doubled.
-TEST_F(Sparse, RoundsSixteenBitFloatsOnceWhereDenseAndSparseMeet) {
+TEST_F(Sparse, RoundsSixteenBitFloatsOnceIfDenseAndSparseMeet) {
   const auto check = [&](auto zero, float ulp) {
     using T = decltype(zero);
     const IndexedSlices thrice{
@@ -231,7 +231,7 @@ TEST_F(Sparse, RefusesWhatSlicesDoNotHave) {
                ops.reduce(ReduceOp::SUM, flags, "/cpu:0"));
 }
 
-TEST_F(Sparse, RefusesIndicesOutsideTheShapeWhereADenseValueJoins) {
+TEST_F(Sparse, RefusesIndicesOutsideTheShapeIfADenseValueJoins) {
   ReductionToOneDevice ops;
   const Tensor dense = Tensor::zeros({5, 2}, DType::float32, "/cpu:1");
   for (const int64_t index : {5, -1}) {

@@ -37,7 +37,7 @@ class TimelineFile {
 constexpr const char* kCpu0 = "/job:localhost/replica:0/task:0/device:CPU:0";
 constexpr const char* kCpu1 = "/job:localhost/replica:0/task:0/device:CPU:1";
 
-TEST(Timeline, AdvisesToAddSlicesAsDenseWhereThatIsCheaper) {
+TEST(Timeline, AdvisesToAddSlicesAsDenseIfThatIsCheaper) {
   TimelineFile file;
   const auto program = run_program(file.setting(), "sparse");
   ASSERT_EQ(program.status, 0) << program.output;
@@ -111,7 +111,7 @@ TEST(Timeline, SurvivesAKilledProcess) {
   EXPECT_EQ(events[4]["name"], "gather");
 }
 
-TEST(Timeline, IsAnErrorWhereTheFileCannotBeWritten) {
+TEST(Timeline, IsAnErrorIfTheFileCannotBeWritten) {
   const auto program = run_program("TUTTI_TIMELINE=/nowhere/at/all.json", "all");
   EXPECT_EQ(program.status, 3);
   EXPECT_THAT(program.output, ::testing::HasSubstr("TUTTI_TIMELINE=/nowhere/at/all.json: cannot "

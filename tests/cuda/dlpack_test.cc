@@ -26,7 +26,7 @@ TEST_F(GpuDLPack, GoesOutAndComesBackWithoutACopy) {
   EXPECT_EQ(back.to_vector<float>(), F({1, 2, 3, 4, 5, 6}));
 }
 
-TEST_F(GpuDLPack, ComesToTheCurrentDeviceWhereThatIsOnTheGpu) {
+TEST_F(GpuDLPack, ComesToTheCurrentDeviceIfThatIsOnTheGpu) {
   for (size_t i = 0; i < 3; ++i) {
     const Tensor t = Tensor::of<float>({1, 2}, gpu(i));
     const DeviceScope scope(gpu(2));

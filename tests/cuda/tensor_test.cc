@@ -210,7 +210,7 @@ TEST(GpuMemory, RunsOutWithAnErrorAndGoesOn) {
 }
 
 // What is held in reserve is given back before an allocation fails.
-TEST(GpuMemory, IsTakenFromTheReserveWhereItIsScarce) {
+TEST(GpuMemory, IsTakenFromTheReserveIfItIsScarce) {
   NEEDS_FAKE("has a GPU that is small enough to fill");
   {
     std::vector<Tensor> many;

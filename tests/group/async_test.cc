@@ -87,7 +87,7 @@ TEST_P(Async, WaitMayBeCalledAgainAndOnCopies) {
   });
 }
 
-TEST_P(Async, KeepsTensorsAliveThatNobodyElseHolds) {
+TEST_P(Async, KeepsTensorsAliveThatTheCallerHasDropped) {
   on_ranks(groups, [&](const Group& group) {
     Work work =
         group.all_reduce_async(Tensor::full({50'000}, 1, DType::float32), ReduceOp::SUM, kLong);
@@ -205,7 +205,7 @@ TEST(Background, LeavingEndsOutstandingWork) {
   EXPECT_THAT(other.text, ::testing::HasSubstr("rank 0 left the group"));
 }
 
-TEST(Background, LeavingAfterWaitDisturbsNobody) {
+TEST(Background, LeavingAfterWaitDisturbsNoRank) {
   for (int round = 0; round < 100; ++round) {
     Groups groups = Group::in_process(2);
     on_threads(2, [&](size_t r) {

@@ -52,7 +52,7 @@ class Collectives : public Ranks {
 };
 TUTTI_ON_RANKS(Collectives);
 
-TEST_P(Collectives, BroadcastGivesEverybodyTheRootsData) {
+TEST_P(Collectives, BroadcastGivesAllRanksTheRootsData) {
   for_each_size([&](const Group& group, DType dtype, int64_t count) {
     for (const int root : roots()) {
       Buffer data(count, dtype, pattern(group.rank(), bytes_of(count, dtype)));
@@ -376,7 +376,7 @@ TEST_P(Collectives, AllGatherUnevenJoinsTheRowsOfTensors) {
   });
 }
 
-TEST_P(Collectives, NobodyLeavesABarrierBeforeAllHaveCome) {
+TEST_P(Collectives, NoRankLeavesABarrierBeforeAllHaveCome) {
   std::atomic<int> come{0};
   on_ranks(groups, [&](const Group& group) {
     for (int round = 1; round <= 200; ++round) {
@@ -435,7 +435,7 @@ TEST(Group, EmptyIsAlignedAndOutlivesTheGroup) {
   EXPECT_EQ(tensor.to_vector<float16>()[14], float16(1));
 }
 
-TEST(Group, OfInProcessRanksSaysWhoItIs) {
+TEST(Group, OfInProcessRanksKnowsItsRank) {
   const Groups groups = Group::in_process(3);
   for (int r = 0; r < 3; ++r) {
     EXPECT_EQ(groups[size_t(r)].rank(), r);

@@ -401,7 +401,7 @@ TEST(GroupFailure, OfAnArgumentLeavesTheGroupUsable) {
   });
 }
 
-TEST(Leaving, IsAnErrorOfThoseWhoWaitForIt) {
+TEST(Leaving, IsAnErrorOfRanksThatWaitForIt) {
   Groups groups = Group::in_process(3);
   on_ranks(groups, [](const Group& group) { group.barrier(kLong); });
   groups.pop_back();
@@ -536,7 +536,7 @@ class Gate {
 
 // Once a call has thrown, its buffers are the caller's again: a slower rank that still works on
 // them must be waited for, whatever the deadline.
-TEST(GroupFailure, GivesBuffersBackOnlyWhenNobodyWorksOnThem) {
+TEST(GroupFailure, GivesBuffersBackOnlyWhenNoRankWorksOnThem) {
   Gate gate;
   Groups groups = secluded(2, {.reaches_all = true, .before_find = [&](int r) { gate.pass(r); }});
   std::vector<float> first(300'000, 1.f), second(300'000, 1.f);

@@ -73,7 +73,7 @@ TEST_P(Leaves, GoToAnyNumberOfOutputs) {
         expect_exact(groups, owners, ReduceOp::MEAN, {{DType::bfloat16, count}}, apart);
 }
 
-TEST_P(Leaves, GrowWhereTheirMeanIsWider) {
+TEST_P(Leaves, GrowIfTheirMeanIsWider) {
   const Groups groups = GetParam().make(3);
   for (const std::vector<int>& owners : kLayouts)
     for (const int64_t count : {5, 1000, 70'001, 600'001})

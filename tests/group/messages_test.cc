@@ -113,7 +113,7 @@ TEST_P(Messages, OfTensorsAndSpansAreTheSame) {
   });
 }
 
-TEST(Message, OfOneWhoLeftIsStillReceived) {
+TEST(Message, OfARankThatLeftIsStillReceived) {
   Groups groups = Group::in_process(2);
   groups[0].send(std::vector{1, 2}, 1, 3, kLong);
   groups[0].send(std::vector{3}, 1, 4, kLong);
@@ -128,7 +128,7 @@ TEST(Message, OfOneWhoLeftIsStillReceived) {
   EXPECT_THAT(error.text, ::testing::HasSubstr("rank 0 has left the group"));
 }
 
-TEST(Message, ThatNobodyTakesIsAnErrorOfTheSender) {
+TEST(Message, ThatNoRankTakesIsAnErrorOfTheSender) {
   const Groups groups = Group::in_process(2);
   const Caught error = caught([&] { groups[0].send(std::vector<float>(100'000), 1, 0, kSoon); });
   EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
@@ -138,7 +138,7 @@ TEST(Message, ThatNobodyTakesIsAnErrorOfTheSender) {
   EXPECT_EQ(caught([&] { groups[1].barrier(kLong); }).code, ErrorCode::deadline_exceeded);
 }
 
-TEST(Message, ThatNobodySendsIsAnErrorOfTheReceiver) {
+TEST(Message, ThatNoRankSendsIsAnErrorOfTheReceiver) {
   const Groups groups = Group::in_process(3);
   groups[2].send(std::vector{1}, 0, 0, kLong);  // from another rank
   groups[1].send(std::vector{1}, 0, 1, kLong);  // with another tag

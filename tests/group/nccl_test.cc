@@ -272,7 +272,7 @@ TEST_F(GpuRanks, SendThroughHostMemory) {
   });
 }
 
-TEST_F(GpuRanks, FallBackWhereTwoShareAGpuAndSaySoOnce) {
+TEST_F(GpuRanks, FallBackIfTwoShareAGpuAndSaySoOnce) {
   std::mutex mutex;
   std::vector<std::string> warnings;
   base::set_log_sink([&](base::LogLevel, std::string_view text) {
@@ -289,7 +289,7 @@ TEST_F(GpuRanks, FallBackWhereTwoShareAGpuAndSaySoOnce) {
                                           HasSubstr("falling back to host memory"))));
 }
 
-TEST_F(GpuRanks, FallBackWhereNcclIsNotInstalled) {
+TEST_F(GpuRanks, FallBackIfNcclIsNotInstalled) {
   base::set_log_sink([](base::LogLevel, std::string_view) {});
   FakeNccl::instance().absent = true;
   std::vector<float> data{1, 2, 4};
@@ -297,7 +297,7 @@ TEST_F(GpuRanks, FallBackWhereNcclIsNotInstalled) {
   EXPECT_THAT(data, ElementsAre(7, 7, 7));
 }
 
-TEST_F(GpuRanks, FailWithoutNcclWhereItIsRequired) {
+TEST_F(GpuRanks, FailWithoutNcclIfItIsRequired) {
   make(3, true);
   fake.runtime.identities = {"a", "b", "a"};
   const auto all = errors([&](size_t r) {
@@ -320,7 +320,7 @@ TEST_F(GpuRanks, DisagreeBeforeAnythingIsLaunched) {
   EXPECT_EQ(FakeNccl::instance().launched, 0);
 }
 
-TEST_F(GpuRanks, DisagreeWhereOneIsInHostMemory) {
+TEST_F(GpuRanks, DisagreeIfOneIsInHostMemory) {
   const auto all = errors([&](size_t r) {
     float value = 1;
     const Memory memory{&value, 1, DType::float32};
@@ -331,7 +331,7 @@ TEST_F(GpuRanks, DisagreeWhereOneIsInHostMemory) {
   testing::expect_everywhere(all, ErrorCode::invalid_argument, {"float32[1] on GPUs, SUM"});
 }
 
-TEST_F(GpuRanks, NameWhoDoesNotCome) {
+TEST_F(GpuRanks, NameTheRankThatDoesNotCome) {
   const auto all = errors([&](size_t r) {
     if (r == 1) return;
     float value = 1;

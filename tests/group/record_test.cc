@@ -53,7 +53,7 @@ TEST_F(RecordDir, GetsAFileWithTheLast256Operations) {
   EXPECT_THAT(text, ::testing::Not(HasSubstr(" #45 ")));
 }
 
-TEST_F(RecordDir, StaysEmptyWhereNothingFails) {
+TEST_F(RecordDir, StaysEmptyIfNothingFails) {
   const ProgramResult result = run_program("TUTTI_RECORD_DIR=" + folder.string(), "fine");
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_TRUE(files().empty());

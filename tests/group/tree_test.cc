@@ -47,7 +47,7 @@ TEST(LargestSubtrees, OfOneHostAreTheWholeTree) {
   EXPECT_THAT(of_host(1, {0}, 0), ElementsAre(Subtree{0, 1}));
 }
 
-TEST(LargestSubtrees, AreTheLeavesWherePartialSumsAreNotExact) {
+TEST(LargestSubtrees, AreTheLeavesIfPartialSumsAreNotExact) {
   EXPECT_THAT(of_host(3, {0, 0, 1}, 0, true), ElementsAre(Subtree{0, 1}, Subtree{1, 1}));
 }
 

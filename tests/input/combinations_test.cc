@@ -27,7 +27,7 @@ TEST(Repeat, RunsItsInputAgain) {
             (std::vector<Ints>{{0, 1}, {2}, {0, 1}, {2}}));
 }
 
-TEST(Repeat, OfNothingForEverEnds) {
+TEST(Repeat, OfNothingWithoutALimitEnds) {
   const auto none = [](const Components&) { return false; };
   EXPECT_EQ(values(Dataset::range(0).repeat()), Ints{});
   EXPECT_EQ(values(Dataset::range(5).filter(none).repeat()), Ints{});

@@ -135,7 +135,7 @@ TEST(ParallelInterleave, ReadsItsDatasetsAtTheSameTime) {
   EXPECT_EQ(values(Dataset::range(3).interleave(waiting, 3, 1, 3)), (Ints{0, 1, 2}));
 }
 
-TEST(ParallelInterleave, ThrowsWhereItsTurnComes) {
+TEST(ParallelInterleave, ThrowsWhenItsTurnComes) {
   const auto broken = [](const Components& element) {
     if (value(element) == 2) throw UnavailableError("no dataset 2");
     return Dataset::from_tensors(element).repeat(2);

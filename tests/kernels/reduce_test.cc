@@ -227,7 +227,7 @@ TEST(ReduceKernel, RunsABatchOfDifferentReductionsAsOne) {
 }
 
 // Outputs larger than the cache are written around it, by other instructions.
-TEST(ReduceKernel, GivesTheSameBitsWhereOutputsBypassTheCache) {
+TEST(ReduceKernel, GivesTheSameBitsIfOutputsBypassTheCache) {
   constexpr size_t kCache = 1 << 20;  // smaller than any, so that all machines do this
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::int64}) {
     const size_t count = kCache / 2 / size_of(dtype) + 4099;

@@ -86,7 +86,7 @@ TEST_F(TimelineFiles, HoldTheSpansOfAProgramBesideThoseOfATrainingStep) {
   EXPECT_NE(spans["run"][0]["tid"], spans["run"][1]["tid"]);
 }
 
-TEST_F(TimelineFiles, OfRanksBearTheRankAndSayWhoseTheyAre) {
+TEST_F(TimelineFiles, OfRanksNameTheRank) {
   run("early 3");
   run("late 4");
   EXPECT_EQ(names(), (std::vector<std::string>{"a b.rank3.json", "a b.rank4.json"}));

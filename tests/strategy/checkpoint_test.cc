@@ -182,7 +182,7 @@ TEST_F(SavedVariables, NamesTheFileThatCannotBeWritten) {
 }
 
 // A disk that is full, by way of the limit on the size of files.
-TEST_F(SavedVariables, KeepsTheOldFileWhereTheNewOneDoesNotFit) {
+TEST_F(SavedVariables, KeepsTheOldFileIfTheNewOneDoesNotFit) {
   const Variable v = make("v", number(1));
   save_variables(path(), {v});
   const std::string before = bytes_of(path());
@@ -243,7 +243,7 @@ TEST_F(SavedVariables, LoadsAllVariablesOrNone) {
   EXPECT_EQ(b.read_value().to_vector<float>(), Floats({9, 9}));
 }
 
-TEST_F(SavedVariables, LoadsNoneWhereOneBelongsToAnotherStrategy) {
+TEST_F(SavedVariables, LoadsNoneIfOneBelongsToAnotherStrategy) {
   const Variable mine = make("v", number(1));
   save_variables(path(), {mine});
   scope_.close();

@@ -217,7 +217,7 @@ class Job : public ::testing::Test {
   Job() { cpus(1); }
 };
 
-TEST_F(Job, EndsOnAllWorkersWhereAReplicaThrows) {
+TEST_F(Job, EndsOnAllWorkersIfAReplicaThrows) {
   std::vector<Caught> all(3), later(3), input(3);
   on_workers(3, 2, [&](CollectiveAllReduceStrategy& strategy, int worker) {
     const auto w = size_t(worker);
@@ -364,7 +364,7 @@ TEST_F(Job, KeepsItsTimeout) {
   EXPECT_THAT(all[0].text, HasSubstr("rank 1"));
 }
 
-TEST_F(Job, DoesNotMistakeRowsThatNobodyNames) {
+TEST_F(Job, DoesNotMistakeRowsThatNoReplicaNames) {
   on_ranks(Group::in_process(2), [&](const Group& group) {
     CollectiveAllReduceStrategy strategy(group, {.communication = {.sparse_as_dense = true}});
     const Scope scope = strategy.scope();
@@ -645,7 +645,7 @@ TEST_F(Resumed, JobsFailIfTheirFolderCannotBeListed) {
   EXPECT_EQ(restore(folder), 1);
 }
 
-TEST_F(Resumed, AnInputThatCannotGoOnIsEverybodysError) {
+TEST_F(Resumed, AnInputThatCannotGoOnIsAnErrorOnAllWorkers) {
   const auto job = [&](bool shuffled, bool restoring) {
     return testing::errors_on_ranks(Group::in_process(2), [&](const Group& group) {
       CollectiveAllReduceStrategy strategy(group);
@@ -689,7 +689,7 @@ TEST_F(Resumed, FoldersKeepTheNewestFiles) {
                                               "step-000000000012.safetensors"));
 }
 
-TEST_F(Resumed, ErrorsOfTheChiefAreEverybodys) {
+TEST_F(Resumed, ErrorsOfTheChiefAreErrorsOnAllWorkers) {
   std::ofstream(folder_ / "checkpoints") << "in the way";
   const Groups groups = Group::in_process(3);
   const auto all = testing::errors_on_ranks(groups, [&](const Group& group) {

@@ -396,7 +396,7 @@ TEST_F(DistributedInput, GoesOnFromWhereItWasSaved) {
   }
 }
 
-TEST_F(DistributedInput, KeepsItsPlaceWhereAStateIsDamaged) {
+TEST_F(DistributedInput, KeepsItsPlaceIfAStateIsDamaged) {
   InputIterator it =
       two_.experimental_distribute_dataset(Dataset::range(4).batch(2)).make_iterator();
   it.get_next();

@@ -111,7 +111,7 @@ TEST(WorkerInput, OfUnknownBatchSizeMakesAGlobalBatchPerStep) {
 }
 
 // C203, and worker k having k batches more
-TEST(WorkerInput, EndsWhenNobodyHasAnyLeft) {
+TEST(WorkerInput, EndsWhenNoWorkerHasAnyLeft) {
   const InputFn more_and_more = [](const InputContext& ctx) {
     return Dataset::range(100 * ctx.input_pipeline_id(), 102 * ctx.input_pipeline_id()).batch(2);
   };
@@ -191,7 +191,7 @@ TEST(WorkerInput, IsMadeOnAllWorkersOrOnNone) {
       ErrorCode::not_found, {"no file"});
 }
 
-TEST(WorkerInput, FailsOnAllWorkersWhereItFailsOnOne) {
+TEST(WorkerInput, FailsOnAllWorkersIfItFailsOnOne) {
   cpus(1);
   const auto all = testing::errors_on_ranks(Group::in_process(3), [](const Group& group) {
     CollectiveAllReduceStrategy strategy(group);
@@ -214,7 +214,7 @@ TEST(WorkerInput, FailsOnAllWorkersWhereItFailsOnOne) {
 }
 
 // C209
-TEST(WorkerInput, HasAPipelineForEachReplicaWhereAskedTo) {
+TEST(WorkerInput, HasAPipelineForEachReplicaIfAskedTo) {
   const auto data = function(
       [](const InputContext& ctx) {
         EXPECT_EQ(ctx.num_input_pipelines(), 4);

@@ -92,7 +92,7 @@ TEST_F(ValuesTest, AComponentPastTheEndIsOutOfRange) {
   EXPECT_TRUE(PerReplica<int>().empty());
 }
 
-TEST_F(ValuesTest, ConvertWhereTheComponentsDo) {
+TEST_F(ValuesTest, ConvertIfTheComponentsDo) {
   const Tensor a = Tensor::scalar(1);
   const PerReplica<Value> value = PerReplica<Tensor>{a, a};
   EXPECT_EQ(value[1].tensor().data(), a.data());

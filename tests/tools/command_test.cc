@@ -28,7 +28,7 @@ TEST(Command, HelpsWithEveryCommand) {
   }
 }
 
-TEST(Command, SaysWhatThereIsWhereACommandIsUnknown) {
+TEST(Command, SaysWhatThereIsIfACommandIsUnknown) {
   Tool tool({"dance"});
   EXPECT_EQ(tool.finish(), 2);
   EXPECT_THAT(tool.err(), HasSubstr("tutti: there is no command \"dance\""));

@@ -199,7 +199,7 @@ TEST_F(Hosts, SignalsReachEveryWorker) {
   EXPECT_TRUE(tool.wait_for("heard", 3));
 }
 
-TEST_F(Hosts, SayWhereThereIsNoConnection) {
+TEST_F(Hosts, SayWhichHostCannotBeReached) {
   write_script("fails",
                "case \"$*\" in *' b '*) echo 'ssh: Could not resolve hostname b' >&2; exit 255;; "
                "esac\nexec '" +
@@ -368,7 +368,7 @@ TEST(InfoJob, MeasuresCostsThatAreAValueOfTheSetting) {
   }
 }
 
-TEST(InfoJob, NobodyElseIsThere) {
+TEST(InfoJob, OfOneRankSaysThatItIsAlone) {
   Process tool({TUTTI_TOOL, "info", "--job"}, {});
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_THAT(tool.out(), HasSubstr("A job of one"));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tutti run
 #include <gmock/gmock.h>
-#include <pty.h>
 #include <sched.h>
 #include <tutti/version.h>
 
@@ -180,7 +179,7 @@ TEST(RunCommand, HostsTheServiceForTheTimeOfTheJob) {
   EXPECT_THAT(tool.out(), Not(HasSubstr("end")));
 }
 
-TEST(RunCommand, SaysWhatIsMissingWhereThereIsNoService) {
+TEST(RunCommand, SaysWhatIsMissingIfThereIsNoService) {
   Tool tool({"run", "-n", "2", "true"}, {"TUTTI_MODULE_PATH=/nowhere"});
   EXPECT_EQ(tool.finish(), 1);
   EXPECT_THAT(tool.err(), HasSubstr("tutti run: the module \"cluster\" cannot be loaded"));
@@ -345,7 +344,7 @@ TEST(RunCommand, WorkersWaitForASlowReader) {
   EXPECT_THAT(tool.out(), EndsWith("[0] 1000000\n"));
 }
 
-TEST(RunCommand, EndsWhenNobodyReadsItsOutput) {
+TEST(RunCommand, EndsWhenItsOutputIsNoLongerRead) {
   Tool tool(Tool::shells(2, "exec yes"));
   EXPECT_TRUE(tool.wait_for("[0] y"));
   tool.close_output();
@@ -387,7 +386,7 @@ TEST(RunCommand, WorksWithItsStandardStreamsClosed) {
 
 // ---- how it ends
 
-TEST(RunCommand, SucceedsWhereAllWorkersDo) {
+TEST(RunCommand, SucceedsIfAllWorkersDo) {
   Tool tool(Tool::shells(4, "exit 0"));
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_EQ(tool.out() + tool.err(), "");
@@ -503,156 +502,6 @@ TEST(RunCommand, SaysWhenTheMachineAllowsTooFewFiles) {
                                      "100 are allowed: raise the limit (ulimit -n)"));
 }
 
-// ---- signals
-
-class RunForwards : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Signals, RunForwards,
-                         ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2),
-                         [](const auto& test) { return std::string(sigabbrev_np(test.param)); });
-
-TEST_P(RunForwards, TheSignalToEveryWorker) {
-  const int number = GetParam();
-  Tool tool(Tool::shells(3, std::string("trap 'echo heard; exit 0' ") + sigabbrev_np(number) +
-                                "; echo ready; while :; do sleep 0.05; done"));
-  EXPECT_TRUE(tool.wait_for("ready", 3));
-  tool.signal(number);
-  EXPECT_EQ(tool.finish(), number == SIGINT ? 130 : 0);
-  EXPECT_TRUE(tool.wait_for("heard", 3));
-  EXPECT_EQ(tool.err().ends_with("tutti run: interrupted\n"), number == SIGINT) << tool.err();
-}
-
-TEST_P(RunForwards, AndItsEffectWhereItIsNotCaught) {
-  const int number = GetParam();
-  Tool tool(Tool::shells(2, "echo pid $$; exec sleep 1000"));
-  EXPECT_TRUE(tool.wait_for("pid ", 2));
-  tool.signal(number);
-  EXPECT_EQ(tool.finish(), 128 + number);
-  if (number == SIGINT)
-    EXPECT_EQ(tool.err(), "tutti run: interrupted\n");
-  else
-    EXPECT_THAT(tool.err(), HasSubstr("was killed by signal " + std::to_string(number)));
-  expect_all_gone(tool.out(), 2);
-}
-
-TEST(RunCommand, AnIgnoredHangupStaysIgnored) {
-  Process shell(
-      {"sh", "-c",
-       "trap '' HUP; exec '" TUTTI_TOOL "' run -n 1 sh -c 'echo ready; read line; echo $line'"},
-      {});
-  EXPECT_TRUE(shell.wait_for("ready"));
-  shell.signal(SIGHUP);
-  shell.write("survived\n");
-  EXPECT_EQ(shell.finish(), 0);
-  EXPECT_THAT(shell.out(), EndsWith("[0] survived\n"));
-}
-
-TEST(RunCommand, ASecondInterruptKills) {
-  Tool tool(Tool::shells(2,
-                         "trap '' INT; trap 'echo heard' USR1; echo pid $$; "
-                         "while :; do sleep 0.05; done"));
-  EXPECT_TRUE(tool.wait_for("pid ", 2));
-  tool.signal(SIGINT);
-  tool.signal(SIGUSR1);  // a sign that the first has been taken
-  EXPECT_TRUE(tool.wait_for("heard", 2));
-  const auto start = Clock::now();
-  tool.signal(SIGINT);
-  EXPECT_EQ(tool.finish(), 130);
-  EXPECT_LT(Clock::now() - start, 4s);
-  EXPECT_THAT(tool.err(), EndsWith("tutti run: interrupted; the workers were killed\n"));
-  expect_all_gone(tool.out(), 2);
-}
-
-TEST(RunCommand, AnInterruptKillsAfterAWhile) {
-  Tool tool(Tool::shells(2, "trap '' INT; echo pid $$; while :; do sleep 0.05; done"));
-  EXPECT_TRUE(tool.wait_for("pid ", 2));
-  const auto start = Clock::now();
-  tool.signal(SIGINT);
-  EXPECT_EQ(tool.finish(), 130);
-  EXPECT_GT(Clock::now() - start, 4s);
-  EXPECT_LT(Clock::now() - start, 15s);
-  expect_all_gone(tool.out(), 2);
-}
-
-// ---- the guard
-
-// The process beside a launcher that ends its workers, once it has a name; 0 if there is none.
-pid_t guard_of(pid_t launcher) {
-  pid_t found = 0;
-  const std::string parent = "PPid:\t" + std::to_string(launcher) + "\n";
-  eventually([&] {
-    for (const auto& entry : fs::directory_iterator("/proc"))
-      if (content(entry.path() / "comm") == "tutti-guard\n" &&
-          content(entry.path() / "status").find(parent) != std::string::npos)
-        found = std::atoi(entry.path().filename().c_str());
-    return found != 0;
-  });
-  return found;
-}
-
-bool is_gone(pid_t pid) { return !alive(pid) || state(pid) == 'Z'; }
-
-TEST(RunCommand, WorkersAndTheirChildrenEndWhenTheLauncherIsKilled) {
-  // Each computes and ignores what can be ignored, and so does a child in its group, one that has
-  // left it, and one of another launcher.
-  const std::string busy = "trap \"\" TERM HUP INT; echo pid $$; while :; do :; done";
-  Tool tool(Tool::shells(2, "sh -c '" + busy + "' & setsid sh -c '" + busy +
-                                "' & '" TUTTI_TOOL "' run -n 1 sh -c '" + busy + "' & " + busy));
-  EXPECT_TRUE(tool.wait_for("pid ", 8));
-  EXPECT_TRUE(tool.wait_for("\n", 8));
-  const pid_t guard = guard_of(tool.pid());
-  ASSERT_GT(guard, 0);
-  tool.signal(SIGKILL);
-  const auto killed = Clock::now();
-  for (const pid_t pid : printed_pids(tool.out()))
-    EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << pid;
-  EXPECT_LT(Clock::now() - killed, 3s);  // 2 s, on a machine that has time
-  EXPECT_TRUE(eventually([&] { return is_gone(guard); }));
-}
-
-TEST(RunCommand, WorkersOfALauncherThatIsKilledAreAskedToEndFirst) {
-  Folder folder;
-  Tool tool(Tool::shells(
-      1, "trap 'echo asked >\"" + folder.file("asked") +
-             "\"; exit 0' TERM; echo pid $$; exec 2>/dev/null; while :; do sleep 0.05; done"));
-  EXPECT_TRUE(tool.wait_for("pid "));
-  EXPECT_TRUE(tool.wait_for("\n"));
-  tool.signal(SIGKILL);
-  EXPECT_TRUE(eventually([&] { return content(folder.file("asked")) == "asked\n"; }));
-  EXPECT_TRUE(eventually([&] { return is_gone(printed_pids(tool.out()).at(0)); }));
-}
-
-TEST(RunCommand, TheGuardHoldsNothingAndEndsWithTheLauncher) {
-  Tool tool(Tool::shells(2, "echo ready; read line; exit 0"));
-  EXPECT_TRUE(tool.wait_for("ready", 2));
-  const pid_t guard = guard_of(tool.pid());
-  ASSERT_GT(guard, 0);
-  EXPECT_EQ(getsid(guard), guard) << "a terminal's signals would reach it";
-  std::set<std::string> files;
-  EXPECT_TRUE(eventually([&] {  // it stands by
-    files.clear();
-    std::error_code closed;
-    for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(guard) + "/fd"))
-      files.insert(entry.path().filename().string() + " " +
-                   fs::read_symlink(entry, closed).string());
-    return files.size() <= 4;
-  }));
-  EXPECT_THAT(files, ElementsAre("0 /dev/null", "1 /dev/null", "2 /dev/null",
-                                 ::testing::StartsWith("3 pipe:")));
-  EXPECT_EQ(tool.finish(), 0);
-  EXPECT_EQ(tool.err(), "");
-  EXPECT_FALSE(alive(guard));
-}
-
-TEST(RunCommand, AJobOutlivesItsGuard) {
-  Tool tool(Tool::shells(2, "echo ready; read line; exit $r"));
-  EXPECT_TRUE(tool.wait_for("ready", 2));
-  const pid_t guard = guard_of(tool.pid());
-  ASSERT_GT(guard, 0);
-  kill(guard, SIGKILL);
-  EXPECT_EQ(tool.finish(), 1);
-  EXPECT_THAT(tool.err(), MatchesRegex("tutti run: rank 1 \\(pid [0-9]+\\) exited with 1\n"));
-}
-
 // ---- restarts
 
 TEST(RunCommand, StartsTheWholeJobAgain) {
@@ -680,7 +529,7 @@ TEST(RunCommand, StartsTheWholeJobAgain) {
   EXPECT_EQ(tokens.size(), 3);
 }
 
-TEST(RunCommand, GivesUpAfterSoManyRestarts) {
+TEST(RunCommand, GivesUpAfterTheLastRestart) {
   Tool tool({"run", "-n", "1", "--restarts", "2", "sh", "-c", "echo here; exit 6"});
   EXPECT_EQ(tool.finish(), 6);
   EXPECT_EQ(tool.out(), "[0] here\n[0] here\n[0] here\n");
@@ -694,122 +543,6 @@ TEST(RunCommand, DoesNotStartAgainWhatItWasToldToStop) {
   tool.signal(SIGTERM);
   EXPECT_EQ(tool.finish(), 128 + SIGTERM);
   EXPECT_THAT(tool.err(), Not(HasSubstr("restart")));
-}
-
-// ---- on a terminal
-
-class Terminal {
- public:
-  explicit Terminal(const std::vector<std::string>& arguments) {
-    std::vector<char*> argv{const_cast<char*>(TUTTI_TOOL)};
-    for (const std::string& word : arguments) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    pid_ = forkpty(&fd_, nullptr, nullptr, nullptr);
-    if (pid_ == 0) {
-      setenv("TUTTI_MODULE_PATH", TUTTI_TEST_MODULES, 1);
-      execv(TUTTI_TOOL, argv.data());
-      _exit(99);
-    }
-  }
-  ~Terminal() {
-    if (pid_ > 0) finish();
-    close(fd_);
-  }
-
-  void type(const std::string& keys) {
-    EXPECT_EQ(write(fd_, keys.data(), keys.size()), keys.size());
-  }
-  const std::string& text() const { return text_; }
-  bool wait_for(const std::string& text) {
-    while (text_.find(text) == std::string::npos)
-      if (!read_some()) return false;
-    return true;
-  }
-  int finish() {
-    while (read_some()) {
-    }
-    int status = 0;
-    waitpid(std::exchange(pid_, 0), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  pid_t pid() const { return pid_; }
-
- private:
-  bool read_some() {
-    pollfd polled{fd_, POLLIN, 0};
-    if (poll(&polled, 1, 30'000) <= 0) {
-      ADD_FAILURE() << "nothing happened for 30 s; so far:\n" << text_;
-      kill(pid_, SIGKILL);
-      return false;
-    }
-    std::array<char, 4096> buffer;
-    const ssize_t count = read(fd_, buffer.data(), buffer.size());
-    if (count <= 0) return false;
-    text_.append(buffer.data(), size_t(count));
-    return true;
-  }
-
-  pid_t pid_ = -1;
-  int fd_ = -1;
-  std::string text_;
-};
-
-TEST(RunOnATerminal, ColoursTheRanks) {
-  Terminal terminal(Tool::shells(2, "echo text"));
-  EXPECT_EQ(terminal.finish(), 0);
-  EXPECT_THAT(terminal.text(), HasSubstr("\033[36m[0]\033[0m text\r\n"));
-  EXPECT_THAT(terminal.text(), HasSubstr("\033[33m[1]\033[0m text\r\n"));
-}
-
-TEST(RunOnATerminal, SaysWhatOpenMpGets) {
-  unsetenv("OMP_NUM_THREADS");
-  Terminal terminal(Tool::shells(2, "exit 0"));
-  EXPECT_EQ(terminal.finish(), 0);
-  EXPECT_THAT(terminal.text(), HasSubstr(" for each of 2 workers on "));
-  EXPECT_THAT(terminal.text(), HasSubstr("(set it to choose)\r\n"));
-}
-
-TEST(RunOnATerminal, WhatIsTypedReachesRankZero) {
-  Terminal terminal(Tool::shells(2, "[ $r = 0 ] && { echo ready; cat; echo end; }; exit 0"));
-  EXPECT_TRUE(terminal.wait_for("ready"));
-  terminal.type("hello\n");
-  EXPECT_TRUE(terminal.wait_for("\033[0m hello"));
-  terminal.type("\x04");  // the end of the input
-  EXPECT_EQ(terminal.finish(), 0);
-  EXPECT_THAT(terminal.text(), HasSubstr("\033[0m end"));
-}
-
-TEST(RunOnATerminal, AnInterruptReachesEveryWorkerOnce) {
-  Terminal terminal(Tool::shells(2,
-                                 "trap 'echo \"interrupt $r\"' INT; trap 'echo bye; exit 0' TERM; "
-                                 "echo \"ready $r\"; while :; do sleep 0.05; done"));
-  EXPECT_TRUE(terminal.wait_for("ready 0"));
-  EXPECT_TRUE(terminal.wait_for("ready 1"));
-  terminal.type("\x03");
-  EXPECT_TRUE(terminal.wait_for("interrupt 0"));
-  EXPECT_TRUE(terminal.wait_for("interrupt 1"));
-  kill(terminal.pid(), SIGTERM);
-  EXPECT_EQ(terminal.finish(), 130);
-  EXPECT_THAT(terminal.text(), EndsWith("tutti run: interrupted\r\n"));
-  for (const std::string text : {"interrupt 0", "interrupt 1"})
-    EXPECT_EQ(terminal.text().find(text), terminal.text().rfind(text));
-}
-
-TEST(RunOnATerminal, SuspendsAndResumesTheWorkersToo) {
-  // Without children: a shell that waits for a suspended one to start is not suspended itself.
-  Terminal terminal(
-      Tool::shells(1, "trap 'echo back' CONT; echo pid $$; echo ready; while :; do :; done"));
-  EXPECT_TRUE(terminal.wait_for("ready"));
-  const pid_t worker = printed_pids(terminal.text()).at(0);
-  terminal.type("\x1a");
-  int status = 0;
-  EXPECT_EQ(waitpid(terminal.pid(), &status, WUNTRACED), terminal.pid());
-  EXPECT_TRUE(WIFSTOPPED(status));
-  EXPECT_TRUE(eventually([&] { return state(worker) == 'T'; }));
-  kill(terminal.pid(), SIGCONT);
-  EXPECT_TRUE(terminal.wait_for("back"));
-  kill(terminal.pid(), SIGTERM);
-  EXPECT_EQ(terminal.finish(), 128 + SIGTERM);
 }
 
 }  // namespace
