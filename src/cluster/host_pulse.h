@@ -4,6 +4,7 @@
 // rank that no longer sees that sends heartbeats of its own.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -29,16 +30,17 @@ class HostPulse {
   // This rank lives.
   void beat(Time now) { set(1 + rank_, now); }
   // The other ranks that have beaten since then.
-  std::vector<int> living(Time since, Time now) const {
+  std::vector<int> living(Time since) const {
     std::vector<int> living;
     for (int rank = 0; rank < ranks_; ++rank)
-      if (rank != rank_ && last(1 + rank, now) >= since) living.push_back(rank);
+      if (rank != rank_ && last(1 + rank) >= since) living.push_back(rank);
     return living;
   }
 
   // The speaker has heard from the service.
   void hear_service(Time now) { set(0, now); }
-  Time service_heard(Time now) const { return last(0, now); }
+  // Not after `now`: the speaker may have been faster.
+  Time service_heard(Time now) const { return std::min(last(0), now); }
 
  private:
   using Beat = std::atomic<int64_t>;  // nanoseconds of the clock that processes of a host share
@@ -48,11 +50,7 @@ class HostPulse {
   void set(int i, Time now) {
     beat_at(i).store(std::chrono::nanoseconds(now.time_since_epoch()).count());
   }
-  // A rank with another clock, as in a container, may be ahead: that counts as never.
-  Time last(int i, Time now) const {
-    const Time time{std::chrono::nanoseconds(beat_at(i).load())};
-    return time <= now ? time : Time{};
-  }
+  Time last(int i) const { return Time{std::chrono::nanoseconds(beat_at(i).load())}; }
 
   const std::shared_ptr<void> memory_;
   const int ranks_, rank_;

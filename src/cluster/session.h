@@ -89,6 +89,8 @@ inline std::chrono::nanoseconds silent_after(const Job& job) {
 inline std::chrono::nanoseconds unspoken_after(const Job& job) {
   return 5 * heartbeat_interval(job) / 4;
 }
+// And now and then anyway: devices on the way forget connections on which nothing travels.
+inline constexpr std::chrono::nanoseconds kOwnEvery = std::chrono::seconds(30);
 // The speaker sends heartbeats for a rank that has beaten since: one beat may be late.
 inline std::chrono::nanoseconds lifeless_after(const Job& job) {
   return 3 * heartbeat_interval(job) / 2;

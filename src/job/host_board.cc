@@ -28,10 +28,15 @@ struct HostBoard::Head {
 
 namespace {
 
-// Ranks with another network reach the coordination service, or do not, by themselves.
-std::string this_host_and_network() {
+// Ranks with another network reach the coordination service, or do not, by themselves; and those
+// with another clock do not understand each other's heartbeats.
+std::string this_host_and_its_namespaces() {
   std::error_code ignored;
-  return this_host() + " " + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+  std::string text = this_host();
+  for (const char* space : {"net", "time"})
+    text += " " +
+            std::filesystem::read_symlink(std::string("/proc/self/ns/") + space, ignored).string();
+  return text;
 }
 
 }  // namespace
@@ -39,10 +44,15 @@ std::string this_host_and_network() {
 HostBoard::HostBoard()
     : memory_(Arena::mine().allocate(sizeof(Head))),
       head_(*new(memory_.get()) Head{}),
-      sharing_{this_host_and_network(),
+      sharing_{this_host_and_its_namespaces(),
                fmt::format("{} {} {} {} {}", getpid(), Arena::mine().fd(),
                            inode_of(Arena::mine().fd()), Arena::mine().first_segment(),
                            Arena::mine().position_of(&head_, sizeof(Head)))} {}
+
+// Others may still look at what it has shown.
+HostBoard::~HostBoard() {
+  if (shown_) Arena::mine().abandon();
+}
 
 void HostBoard::show(const std::vector<std::string>& values) {
   size_t bytes = 0;

@@ -21,6 +21,7 @@ namespace tutti::group {
 class HostBoard {
  public:
   HostBoard();
+  ~HostBoard();
 
   const cluster::Sharing& sharing() const { return sharing_; }  // of this rank
   // For the others. The table before is not needed any more: all have come to this exchange.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/running_time.h"
+#include "cluster/heartbeats.h"
 #include "cluster/job_state.h"
 
 namespace tutti::sim {
@@ -112,7 +113,8 @@ class SimulatedService final : public cluster::Service, private cluster::JobStat
 class SimulatedCoordination final : public cluster::Coordination {
  public:
   SimulatedCoordination(CoordinationHub& hub, int rank, nanoseconds timeout)
-      : hub_(hub), job_(hub.job_), rank_(rank), last_heard_(Clock::now()) {
+      : hub_(hub), job_(hub.job_), rank_(rank), heartbeats_(job_, Clock::now()) {
+    heartbeats_.share(hub.pulse_for(rank));
     hub_.streams_[size_t(rank)] = this;
     try {
       begin(timeout);
@@ -159,11 +161,12 @@ class SimulatedCoordination final : public cluster::Coordination {
   }
   void report(const Failure& failure) override { send({.body = cluster::Report{failure}}); }
   std::optional<Failure> failure() const override { return failure_; }
+  // Simulated hosts have no board to share it by.
   void share_heartbeats(std::shared_ptr<cluster::HostPulse>) override {}
   nanoseconds silence() const override {
     if (silent_) return nanoseconds::max();
     if (ended_) return 0ns;
-    const nanoseconds silence = Clock::now() - last_heard_;
+    const nanoseconds silence = heartbeats_.silence(Clock::now());
     return silence > cluster::silent_after(job_) ? silence : 0ns;
   }
   void on_failure(std::function<void(const Failure&)> heard) override {
@@ -234,7 +237,7 @@ class SimulatedCoordination final : public cluster::Coordination {
   }
 
   void hear(const FromService& message) {
-    last_heard_ = Clock::now();
+    heartbeats_.hear(Clock::now());
     if (const auto* const failure = std::get_if<Failure>(&message)) fail(*failure);
     if (const auto* const reply = std::get_if<cluster::Reply>(&message))
       if (const auto found = replies_.find(reply->id); found != replies_.end())
@@ -243,7 +246,6 @@ class SimulatedCoordination final : public cluster::Coordination {
   }
 
   void watch() {
-    auto next_heartbeat = Clock::now();
     while (!closing_) {
       while (!inbox_.empty()) {
         hear(inbox_.front());
@@ -251,21 +253,16 @@ class SimulatedCoordination final : public cluster::Coordination {
       }
       if (ended_ && !failure_)
         fail(cluster::lost_service(job_, hub_.address_, "its connection closed"));
-      const auto now = Clock::now();
-      if (now >= next_heartbeat) {
-        // While this process was suspended it could not hear anything.
-        if (const auto late = now - next_heartbeat; late > cluster::heartbeat_interval(job_))
-          last_heard_ = std::min(now, last_heard_ + late);
-        next_heartbeat = now + cluster::heartbeat_interval(job_);
-        send({});
-        if (now - last_heard_ >= job_.heartbeat_timeout && !failure_ && !ended_) {
+      if (const auto now = Clock::now(); now >= heartbeats_.next()) {
+        if (auto heartbeat = heartbeats_.due(now)) send({.body = *std::move(heartbeat)});
+        if (heartbeats_.silence(now) >= job_.heartbeat_timeout && !failure_ && !ended_) {
           fail(cluster::lost_service(job_, hub_.address_,
                                      fmt::format("nothing heard from it for {}",
                                                  cluster::in_seconds(job_.heartbeat_timeout))));
           silent_ = true;
         }
       }
-      if (inbox_.empty() && !closing_) hub_.world_.wait(this, next_heartbeat);
+      if (inbox_.empty() && !closing_) hub_.world_.wait(this, heartbeats_.next());
     }
   }
 
@@ -275,7 +272,7 @@ class SimulatedCoordination final : public cluster::Coordination {
   std::deque<FromService> inbox_;
   std::optional<Failure> refusal_;
   bool ended_ = false, closing_ = false, silent_ = false;
-  Clock::time_point last_heard_;
+  cluster::Heartbeats heartbeats_;
   uint64_t last_id_ = 0;
   std::map<uint64_t, std::optional<cluster::Reply>> replies_;  // to the calls under way
   std::optional<Failure> failure_;
@@ -340,6 +337,16 @@ CoordinationHub::CoordinationHub(World& world, const cluster::Job& job, std::str
         });
     });
   });
+}
+
+// That of the first rank of its host that asks speaks for the others.
+std::shared_ptr<cluster::HostPulse> CoordinationHub::pulse_for(int rank) {
+  const int ranks = int(processes_.size());
+  const auto [found, is_first] = pulses_.try_emplace(world_.host_of(processes_[size_t(rank)]));
+  if (is_first)
+    found->second = std::make_shared<std::vector<std::byte>>(cluster::HostPulse::bytes(ranks));
+  return std::make_shared<cluster::HostPulse>(
+      std::shared_ptr<void>(found->second, found->second->data()), ranks, rank, is_first);
 }
 
 std::unique_ptr<cluster::Service> CoordinationHub::serve() {

@@ -3,6 +3,8 @@
 // it.
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -30,6 +32,8 @@ class CoordinationHub {
   friend class SimulatedService;
   friend class SimulatedCoordination;
 
+  std::shared_ptr<cluster::HostPulse> pulse_for(int rank);
+
   World& world_;
   const cluster::Job job_;
   const std::string address_;
@@ -37,6 +41,8 @@ class CoordinationHub {
   const int service_process_;
   SimulatedService* service_ = nullptr;          // while there is one
   std::vector<SimulatedCoordination*> streams_;  // by rank; null: it has none
+  // Memory of the hosts, which outlives the processes.
+  std::map<int, std::shared_ptr<std::vector<std::byte>>> pulses_;
 };
 
 }  // namespace tutti::sim

@@ -56,7 +56,11 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   pid_t pid() const { return pid_; }
-  void send_signal(int signal) const { kill(pid_, signal); }
+  void send_signal(int signal) const {
+    kill(pid_, signal);
+    siginfo_t stopped;
+    if (signal == SIGSTOP) waitid(P_PID, id_t(pid_), &stopped, WSTOPPED);
+  }
   void say(const std::string& line) const {
     std::fprintf(in_, "%s\n", line.c_str());
     std::fflush(in_);

@@ -5,6 +5,7 @@
 
 #include "cluster/coordination_cluster.h"
 #include "cluster/coordination_support.h"
+#include "cluster/heartbeats.h"
 #include "support/expect.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -321,15 +322,50 @@ std::vector<std::shared_ptr<HostPulse>> pulses_of(int ranks) {
 TEST(HostPulse, ShowsWhichRanksLive) {
   const auto pulses = pulses_of(4);
   const HostPulse::Time start{1h};
-  EXPECT_THAT(pulses[0]->living(start, start), IsEmpty());
+  EXPECT_THAT(pulses[0]->living(start), IsEmpty());
   for (const int rank : {0, 1, 3}) pulses[rank]->beat(start + rank * 1s);
-  EXPECT_THAT(pulses[0]->living(start, start + 3s), ElementsAre(1, 3));
-  EXPECT_THAT(pulses[0]->living(start + 2s, start + 3s), ElementsAre(3));
-  EXPECT_THAT(pulses[0]->living(start, start + 2s), ElementsAre(1));  // the clock of 3 is ahead
+  EXPECT_THAT(pulses[0]->living(start), ElementsAre(1, 3));
+  EXPECT_THAT(pulses[0]->living(start + 2s), ElementsAre(3));
   EXPECT_EQ(pulses[2]->service_heard(start), HostPulse::Time());
   pulses[0]->hear_service(start);
   EXPECT_EQ(pulses[2]->service_heard(start + 1s), start);
-  EXPECT_EQ(pulses[2]->service_heard(start - 1s), HostPulse::Time());
+}
+
+TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
+  const Job job = job_of(2);
+  const auto pulses = pulses_of(2);
+  const HostPulse::Time start{1h};
+  cluster::Heartbeats speaker(job, start), other(job, start);
+  speaker.share(pulses[0]);
+  other.share(pulses[1]);
+  EXPECT_TRUE(other.due(start));  // the speaker has heard nothing yet
+  auto now = start;
+  for (; now < start + 30s; now += 1s) {
+    EXPECT_THAT(speaker.due(now)->living, ElementsAre(1));
+    speaker.hear(now);
+    if (now > start && now >= other.next()) {
+      EXPECT_FALSE(other.due(now));
+    }
+    EXPECT_EQ(other.silence(now), 0s);
+  }
+  speaker.due(now);
+  speaker.hear(now);
+  EXPECT_TRUE(other.due(now));  // a connection is used now and then
+  EXPECT_FALSE(other.due(now + 100ms));
+  EXPECT_TRUE(other.due(now + 5s));  // the speaker is late
+  EXPECT_THAT(speaker.due(now + 7s)->living, IsEmpty());
+}
+
+TEST(Heartbeats, OfASpeakerThatIsFasterAreHeard) {
+  const Job job = job_of(2);
+  const auto pulses = pulses_of(2);
+  const HostPulse::Time start{1h};
+  cluster::Heartbeats other(job, start);
+  other.share(pulses[1]);
+  pulses[0]->hear_service(start + 100s + 1ms);  // after this rank has read its clock
+  EXPECT_EQ(other.silence(start + 100s), 0s);
+  other.due(start + 100s);
+  EXPECT_EQ(other.silence(start + 100s), 0s);
 }
 
 TEST(Coordination, RanksStayWhoseSpeakerSendsTheirHeartbeats) {

@@ -52,7 +52,7 @@ TEST(HostBoard, ShowsTheTablesOfOneRankToAnother) {
   EXPECT_FALSE(other->is_speaker());
   const auto now = std::chrono::steady_clock::now();
   other->beat(now);
-  EXPECT_THAT(speaker->living(now, now), ElementsAre(2));
+  EXPECT_THAT(speaker->living(now), ElementsAre(2));
   std::thread late([&] { first.show(tables[0]); });
   EXPECT_EQ(second.read(place, std::chrono::seconds(60), [] {}), tables[0]);
   late.join();

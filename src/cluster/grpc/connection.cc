@@ -14,6 +14,7 @@
 #include "cluster/grpc/acceptor.h"
 #include "cluster/grpc/grpc_cluster.h"
 #include "cluster/grpc/wire.h"
+#include "cluster/heartbeats.h"
 
 namespace tutti::cluster {
 
@@ -31,7 +32,7 @@ class Connection final : public Coordination,
       : job_(job),
         service_(std::move(service)),
         stub_(wire::Coordinator::NewStub(channel)),
-        last_heard_(Clock::now()) {
+        heartbeats_(job_, Clock::now()) {
     wire::Hello hello;
     hello.set_token(job.token);
     hello.set_version(job.version);
@@ -118,15 +119,14 @@ class Connection final : public Coordination,
 
   void share_heartbeats(std::shared_ptr<HostPulse> pulse) override {
     std::lock_guard lock(mutex_);
-    pulse_ = std::move(pulse);
+    heartbeats_.share(std::move(pulse));
   }
 
   std::chrono::nanoseconds silence() const override {
     std::lock_guard lock(mutex_);
     if (silent_) return std::chrono::nanoseconds::max();
     if (end_) return 0ns;
-    const auto now = Clock::now();
-    const std::chrono::nanoseconds silence = now - last_heard(now);
+    const std::chrono::nanoseconds silence = heartbeats_.silence(Clock::now());
     return silence > silent_after(job_) ? silence : 0ns;
   }
 
@@ -192,28 +192,10 @@ class Connection final : public Coordination,
   }
   void fail_without_service(const std::string& why) { fail(lost_service(job_, service_, why)); }
 
-  // Here, or by the speaker of this host.
-  Clock::time_point last_heard(Clock::time_point now) const {
-    return pulse_ ? std::max(last_heard_, pulse_->service_heard(now)) : last_heard_;
-  }
-
-  void send_heartbeat(Clock::time_point now) {
-    wire::ToService heartbeat;
-    if (pulse_) {
-      pulse_->beat(now);
-      if (!pulse_->is_speaker() && pulse_->service_heard(now) > now - unspoken_after(job_)) return;
-      if (pulse_->is_speaker())
-        for (const int rank : pulse_->living(now - lifeless_after(job_), now))
-          heartbeat.add_living(rank);
-    }
-    send(std::move(heartbeat));
-  }
-
   void watch() {
     std::unique_lock lock(mutex_);
-    Clock::time_point next_heartbeat = Clock::now();
     while (!closing_) {
-      changed_.wait_until(lock, next_heartbeat,
+      changed_.wait_until(lock, heartbeats_.next(),
                           [&] { return closing_ || (failure_ && on_failure_); });
       if (closing_) return;
       if (failure_ && on_failure_) {
@@ -224,13 +206,13 @@ class Connection final : public Coordination,
         continue;
       }
       const auto now = Clock::now();
-      if (now < next_heartbeat) continue;
-      // While this process was suspended it could not hear anything.
-      if (const auto late = now - next_heartbeat; late > heartbeat_interval(job_))
-        last_heard_ = std::min(now, last_heard(now) + late);
-      next_heartbeat = now + heartbeat_interval(job_);
-      send_heartbeat(now);
-      if (now - last_heard(now) < job_.heartbeat_timeout) continue;
+      if (now < heartbeats_.next()) continue;
+      if (const auto heartbeat = heartbeats_.due(now)) {
+        wire::ToService message;
+        message.mutable_living()->Assign(heartbeat->living.begin(), heartbeat->living.end());
+        send(std::move(message));
+      }
+      if (heartbeats_.silence(now) < job_.heartbeat_timeout) continue;
       if (failure_ || end_) continue;  // it failed for another reason
       fail_without_service(
           fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
@@ -254,8 +236,7 @@ class Connection final : public Coordination,
   }
 
   void hear() {
-    last_heard_ = Clock::now();
-    if (pulse_ && pulse_->is_speaker()) pulse_->hear_service(last_heard_);
+    heartbeats_.hear(Clock::now());
     welcomed_ = true;
     if (in_.has_failure()) fail(from_wire(in_.failure()));
     if (in_.has_reply())
@@ -291,8 +272,7 @@ class Connection final : public Coordination,
   bool closing_ = false;
   bool silent_ = false;              // the service was declared lost for its silence
   std::optional<grpc::Status> end_;  // gRPC is done with us
-  Clock::time_point last_heard_;
-  std::shared_ptr<HostPulse> pulse_;  // null: this rank is the only one that shares it
+  Heartbeats heartbeats_;
   uint64_t last_id_ = 0;
   std::map<uint64_t, std::optional<wire::Reply>> replies_;  // to the calls under way
   std::optional<Failure> failure_;
