@@ -102,7 +102,7 @@ void Job::connect_hosts(const Placement& placement) {
 
 // No other thread makes progress while the program computes, and what it has sent may still be on
 // this side.
-void Job::make_progress() {
+void Job::make_progress() try {
   ControlPlane& control = *topology_->control;
   std::unique_lock lock(mutex_);
   while (!leaves_.wait_for(lock, timing::kBackgroundPump, [&] { return leaving_; })) {
@@ -113,6 +113,8 @@ void Job::make_progress() {
     if (link && link->silence().count()) control.probe();
     lock.lock();
   }
+} catch (const std::exception& error) {
+  link_->abort(fmt::format("its thread for messages ended: {}", error.what()));
 }
 
 void Job::stop_progress() {
@@ -194,8 +196,10 @@ std::string Job::isolation() const {
   };
   std::set<std::string> hosts;  // with ranks that could reply
   for (int r = 0; r < size(); ++r)
-    if (!topology_->control->has_left(r)) hosts.insert(topology_->ranks->hosts[size_t(r)]);
-  if (host_of(boot_.address()) != host_of(service) || hosts.size() < 3) return {};
+    if (r != rank() && topology_->control->may_reply(r))
+      hosts.insert(topology_->ranks->hosts[size_t(r)]);
+  hosts.erase(topology_->ranks->hosts[size_t(rank())]);
+  if (host_of(boot_.address()) != host_of(service) || hosts.size() < 2) return {};
   return "hears no other host: the network of its own host is cut off";
 }
 

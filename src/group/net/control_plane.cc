@@ -26,6 +26,13 @@ bool tells(size_t from, size_t to, size_t size) {
   return std::has_single_bit(ahead) || std::has_single_bit(size - ahead);
 }
 
+// That a rank has left a group matters less than a failure.
+template <class Queue, class KindOf>
+void drop_one(Queue& queue, KindOf kind_of) {
+  const auto left = std::ranges::find(queue, ControlPlane::Notice::Kind::leaving, kind_of);
+  queue.erase(left == queue.end() ? queue.begin() : left);
+}
+
 }  // namespace
 
 // A notice as it travels; no more of it than there is.
@@ -42,8 +49,8 @@ struct ControlPlane::Frame {
 
 struct ControlPlane::Receiver {
   Transport::Message* message = nullptr;
-  bool open = false;  // else nothing more comes from there
-  bool left = false;  // it has left the job
+  bool open = false;                           // else nothing more comes from there
+  std::optional<Clock::time_point> left = {};  // the job
   std::unique_ptr<Frame> frame = std::make_unique_for_overwrite<Frame>();
 };
 
@@ -82,7 +89,9 @@ void ControlPlane::take_connections() {
   for (const Transport::Connection& made : transport_->new_connections()) {
     base::close_in_children({&made.socket, 1});
     add_peer(made.rank);
-    for (const Notice& notice : kept_) send(made.rank, notice);
+    for (const Kept& kept : kept_)
+      if (kept.ranks.empty() || std::ranges::find(kept.ranks, made.rank) != kept.ranks.end())
+        send(made.rank, kept.notice);
   }
 }
 
@@ -144,11 +153,12 @@ void ControlPlane::send_to_all(std::span<const int> ranks, const Notice& notice)
     if (i != here && (receivers_.contains(ranks[i]) || (failed && tells(here, i, ranks.size()))))
       send(ranks[i], notice);
   if (!transport_->connects_on_demand() || notice.kind >= Kind::waiting) return;
-  kept_.push_back(notice);
-  if (kept_.size() <= kKept) return;
-  // That a rank has left matters less than a failure.
-  const auto left = std::ranges::find(kept_, Kind::leaving, &Notice::kind);
-  kept_.erase(left == kept_.end() ? kept_.begin() : left);
+  std::vector<int> later;
+  for (const int rank : ranks)
+    if (rank != rank_ && !receivers_.contains(rank)) later.push_back(rank);
+  if (later.empty()) return;
+  kept_.push_back({notice, std::move(later)});
+  if (kept_.size() > kKept) drop_one(kept_, [](const Kept& kept) { return kept.notice.kind; });
 }
 
 void ControlPlane::leave() {
@@ -156,13 +166,20 @@ void ControlPlane::leave() {
   take_connections();
   const Notice notice{.kind = Notice::Kind::leaving};
   for (const auto& [rank, receiver] : receivers_) send(rank, notice);
-  if (transport_->connects_on_demand()) kept_.push_back(notice);
+  if (transport_->connects_on_demand()) kept_.push_back({notice, {}});
 }
 
-bool ControlPlane::has_left(int rank) const {
+std::optional<base::Clock::time_point> ControlPlane::left_at(int rank) const {
   std::lock_guard lock(mutex_);
   const auto found = receivers_.find(rank);
-  return found != receivers_.end() && found->second.left;
+  return found == receivers_.end() ? std::nullopt : found->second.left;
+}
+
+bool ControlPlane::may_reply(int rank) const {
+  std::lock_guard lock(mutex_);
+  if (const auto found = receivers_.find(rank); found != receivers_.end())
+    return !found->second.left;
+  return called_.contains(rank) && transport_->loss(rank).empty();
 }
 
 void ControlPlane::probe() {
@@ -220,12 +237,13 @@ void ControlPlane::take(int rank, Receiver& receiver) {
   if (notice.kind == Notice::Kind::probe) {
     send(rank, {.kind = Notice::Kind::reply});
   } else if (notice.kind == Notice::Kind::leaving && notice.group == 0) {
-    receiver.left = true;
+    receiver.left = Clock::now();
   } else if (const auto found = listeners_.find(notice.group); found != listeners_.end()) {
     hand_out(rank, *found->second, notice);
   } else if (notice.kind < Notice::Kind::waiting) {
     early_.emplace_back(rank, notice);
-    if (early_.size() > kEarly) early_.pop_front();
+    if (early_.size() > kEarly)
+      drop_one(early_, [](const auto& entry) { return entry.second.kind; });
   }
 }
 

@@ -61,7 +61,6 @@ class ControlPlane final : public Pump {
   ControlPlane(const ControlPlane&) = delete;
 
   Transport& transport() { return *transport_; }
-  int rank() const { return rank_; }
 
   static uint32_t tag(uint32_t group, MessageKind kind) { return group << 3 | uint32_t(kind); }
   // A number that no other process of the job hands out.
@@ -94,7 +93,10 @@ class ControlPlane final : public Pump {
   size_t reserved() const;  // as that of Backend
   // Tells the ranks that are connected that this one leaves the job, and with it every group.
   void leave();
-  bool has_left(int rank) const;
+  bool has_left(int rank) const { return left_at(rank).has_value(); }
+  std::optional<base::Clock::time_point> left_at(int rank) const;
+  // Whether a probe of this rank may be answered: it is connected, or may still be.
+  bool may_reply(int rank) const;
   // Logs what other programs tried at this rank's port, at most once a second.
   void warn_of_strangers();
   // Hears nothing from now on.
@@ -126,7 +128,11 @@ class ControlPlane final : public Pump {
   Clock::time_point heard_{};                                // a rank on another host
   // Notices of groups that are not known here, or not yet.
   std::deque<std::pair<int, Notice>> early_;
-  std::deque<Notice> kept_;     // for ranks that connect later
+  struct Kept {
+    Notice notice;
+    std::vector<int> ranks;  // that it is for; empty: all
+  };
+  std::deque<Kept> kept_;       // for ranks that connect later
   std::set<int> called_;        // ranks that were probed before they were connected
   std::set<uint32_t> failed_;   // groups whose failure was told, or passed on
   Clock::time_point warned_{};  // of refused connections

@@ -222,7 +222,7 @@ void PeerChannels::fail_since_lost(const Wait& wait) {
   if (const auto reason =
           liveness_.await_reason([&] { transport_.sleep(nullptr, timing::kPoll / 4); }))
     latch_.fail({reason->rank, reason->code, fmt::format("{}: {}", wait.during(), reason->text)});
-  if (has_left(wait.peer))
+  if (left_at(wait.peer))
     liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
   const std::string loss = transport_.loss(outer(wait.peer));
   const std::string what =
@@ -239,14 +239,8 @@ void PeerChannels::check_wait(const Wait& wait) {
   liveness_.check();
   liveness_.check_job(wait.during());
   const auto now = Clock::now();
-  {
-    std::unique_lock lock(mutex_);
-    if (const auto left = left_.find(wait.peer);
-        left != left_.end() && now - left->second > timing::kLastMessages) {
-      lock.unlock();
-      liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
-    }
-  }
+  if (const auto left = left_at(wait.peer); left && now - *left > timing::kLastMessages)
+    liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
   // What it sent last may be here already, and only has to be taken in.
   if (!transport_.loss(outer(wait.peer)).empty()) {
     if (!wait.state.lost) wait.state.lost = now;
@@ -282,10 +276,13 @@ void PeerChannels::announce(Deadline& deadline, int culprit) {
   tell_all({.group = group_.id, .kind = Notice::Kind::waiting, .culprit = culprit});
 }
 
-bool PeerChannels::has_left(int peer) const {
-  if (control_->has_left(outer(peer))) return true;
-  std::lock_guard lock(mutex_);
-  return left_.contains(peer);
+// The group, or the job.
+std::optional<Clock::time_point> PeerChannels::left_at(int peer) const {
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto left = left_.find(peer); left != left_.end()) return left->second;
+  }
+  return control_->left_at(outer(peer));
 }
 
 bool PeerChannels::waits(int peer) const {

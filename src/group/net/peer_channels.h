@@ -205,7 +205,7 @@ class PeerChannels final : private ControlPlane::Listener {
   std::span<const int> members() const override { return group_.ranks; }
   void tell_all(const ControlPlane::Notice& notice) { control_->tell(group_.ranks, notice); }
   void tell_failure(const cluster::Failure& failure);
-  bool has_left(int peer) const;
+  std::optional<base::Clock::time_point> left_at(int peer) const;
   bool is_on_this_host(int of_job) const;
   bool waits(int peer) const;  // for another, as it announces
   // A rank of this host, by one of the hosts of `peers`, which announces that it waits.

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/running_time.h"
 #include "group/liveness/timing.h"
 
 namespace tutti::group::tcp {
@@ -65,6 +66,26 @@ void make_fast(int socket) {
   constexpr std::string_view kUnpaced = "cubic";
   if (getpeername(socket, reinterpret_cast<sockaddr*>(&other), &size) == 0 && is_loopback(other))
     setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
+}
+
+// Of a call: it would never succeed.
+bool is_final(int error) {
+  switch (error) {
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case EAGAIN:
+    case EADDRNOTAVAIL:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case ENETDOWN:
+    case ENETUNREACH:
+    case ETIMEDOUT:
+    case ECONNABORTED:
+    case ECONNRESET: return false;
+    default: return true;
+  }
 }
 
 // These few bytes always fit what the system keeps of a new connection.
@@ -122,6 +143,7 @@ Connector::Digest Connector::proof_of(Side side, const Pending& about) const {
 
 Connector::PendingList::iterator Connector::begin(File file, Stage stage, uint32_t interest) {
   const uint64_t number = kListener | ++events_;
+  if (!has_deadlines()) looked_ = Clock::now();
   epoll_event event{};
   event.events = interest;
   event.data.u64 = number;
@@ -141,21 +163,20 @@ void Connector::end(PendingList::iterator pending) {
 
 void Connector::call(int peer) {
   if (connected_[size_t(peer)] || given_up_[size_t(peer)] || calls_.contains(peer)) return;
-  dial(peer, calls_.emplace(peer, Call{Clock::now(), pending_.end()}).first->second);
+  if (!has_deadlines()) looked_ = Clock::now();
+  dial(peer, calls_.emplace(peer, Call{pending_.end()}).first->second);
 }
 
 void Connector::dial(int peer, Call& call) {
-  call = {call.began, pending_.end()};
+  call = {.pending = pending_.end(), .failing_since = call.failing_since};
   const PeerAddress& address = place_.ranks[size_t(peer)];
   File file(socket(address.name.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!file ||
       (::connect(file.get(), reinterpret_cast<const sockaddr*>(&address.name), address.size) != 0 &&
-       errno != EINPROGRESS)) {
-    const bool is_passing = errno == EMFILE || errno == ENFILE || errno == EADDRNOTAVAIL;
-    return is_passing ? call_again(peer, errno) : call_failed(peer, errno);
-  }
+       errno != EINPROGRESS))
+    return call_failed(peer, errno);
   call.pending = begin(std::move(file), Stage::connecting, EPOLLOUT);
-  if (call.pending == pending_.end()) return call_again(peer, errno);
+  if (call.pending == pending_.end()) return call_failed(peer, errno);
   Opening& opening = call.pending->opening;
   opening.to = uint32_t(peer);
   opening.from = uint32_t(place_.rank);
@@ -168,21 +189,22 @@ bool Connector::is_reached(int peer) const {
                                   call->second.pending->stage != Stage::connecting);
 }
 
+// A network may be cut for a while, the peer may have too many calls at once, or this process too
+// many files.
 void Connector::call_failed(int peer, int error) {
+  Call& call = calls_.at(peer);
+  if (call.pending != pending_.end()) end(call.pending);
+  const Clock::time_point now = Clock::now();
+  if (!call.failing_since) call.failing_since = now;
+  if (!is_final(error) && now - *call.failing_since <= timing::kStrangerTimeout) {
+    call = {pending_.end(), now + timing::kCallAgain, call.failing_since};
+    return;
+  }
   calls_.erase(peer);
   given_up_[size_t(peer)] = true;
   const char* const remedy = error == EMFILE || error == ENFILE ? "; raise ulimit -n" : "";
   failed_.push_back(
       {peer, fmt::format("at {}: {}{}", place_.ranks[size_t(peer)].text, problem(error), remedy)});
-}
-
-// The peer may have had too many calls at once, or this process too many files.
-void Connector::call_again(int peer, int error) {
-  Call& call = calls_.at(peer);
-  if (call.pending != pending_.end()) end(call.pending);
-  const Clock::time_point now = Clock::now();
-  if (now - call.began > timing::kStrangerTimeout) return call_failed(peer, error);
-  call = {call.began, pending_.end(), now + timing::kCallAgain};
 }
 
 bool Connector::receive(Pending& pending) {
@@ -215,7 +237,7 @@ void Connector::handle(uint64_t event) {
   try {
     advance(found);
   } catch (const std::system_error&) {
-    if (!called) return call_again(peer, ECONNRESET);
+    if (!called) return call_failed(peer, ECONNRESET);
     // A port scanner, or a rank that has found another connection.
     end(found);
   }
@@ -227,16 +249,13 @@ void Connector::advance(PendingList::iterator pending) {
     socklen_t size = sizeof(error);
     getsockopt(pending->file.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     const int peer = int(pending->opening.to);
-    if (error) {
-      end(pending);
-      return call_failed(peer, error);
-    }
+    if (error) return call_failed(peer, error);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = pending->event;
     epoll_ctl(epoll_, EPOLL_CTL_MOD, pending->file.get(), &event);
     pending->stage = Stage::challenge;
-    if (!send_whole(pending->file, pending->opening)) call_again(peer, ECONNRESET);
+    if (!send_whole(pending->file, pending->opening)) call_failed(peer, ECONNRESET);
     return;
   }
   if (!receive(*pending)) return;
@@ -255,23 +274,20 @@ void Connector::advance(PendingList::iterator pending) {
     case Stage::challenge: {
       const int peer = int(pending->opening.to);
       const Digest expected = proof_of(Side::called, *pending);
-      if (CRYPTO_memcmp(expected.data(), pending->challenge.proof.data(), expected.size())) {
-        end(pending);
-        return call_failed(peer, EPROTO);  // another program listens there now
-      }
+      // Else another program listens there now.
+      if (CRYPTO_memcmp(expected.data(), pending->challenge.proof.data(), expected.size()))
+        return call_failed(peer, EPROTO);
       pending->stage = Stage::reply;
       if (!send_whole(pending->file, proof_of(Side::caller, *pending)))
-        call_again(peer, ECONNRESET);
+        call_failed(peer, ECONNRESET);
       return;
     }
     case Stage::answer: return answer_caller(pending);
     case Stage::reply: {
       const int peer = int(pending->opening.to);
       if (pending->reply == Reply::welcome) return has_connection(peer, pending);
-      // Else the peer's own call comes, or has come.
-      if (pending->reply != Reply::lost) return call_again(peer, ECONNRESET);
-      end(pending);
-      return call_failed(peer, ECONNRESET);
+      // Unless it has given this rank up, the peer's own call is on its way or has arrived.
+      return call_failed(peer, pending->reply == Reply::lost ? ECONNREFUSED : ECONNRESET);
     }
     case Stage::connecting: break;
   }
@@ -359,9 +375,15 @@ std::string Connector::take_refused() {
 }
 
 void Connector::check_deadlines() {
-  const auto now = Clock::now();
-  if (now < looks_again_) return;
-  looks_again_ = now + timing::kShortPoll;
+  const auto now = Clock::now(), before = looked_;
+  if (now < before + timing::kShortPoll) return;
+  looked_ = now;
+  // While this process was suspended nothing could come to pass.
+  const auto suspended =
+      now - before > base::RunningTime::kSuspended ? now - before : Clock::duration();
+  for (Pending& pending : pending_) pending.deadline += suspended;
+  for (auto& [peer, call] : calls_)
+    if (call.failing_since) *call.failing_since += suspended;
   if (!listens_ && now >= listens_again_) listen(true);
   for (auto at = pending_.begin(); at != pending_.end();) {
     const auto next = std::next(at);

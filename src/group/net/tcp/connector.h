@@ -14,6 +14,7 @@
 #include <chrono>
 #include <list>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,9 +87,9 @@ class Connector {
   };
   using PendingList = std::list<Pending>;  // the oldest first
   struct Call {
-    Clock::time_point began;
     PendingList::iterator pending;                       // the end: there is none at the moment
     Clock::time_point again = Clock::time_point::max();  // when the next one begins
+    std::optional<Clock::time_point> failing_since = {};
   };
   enum class Side { caller, called };
 
@@ -99,9 +100,8 @@ class Connector {
   void accept_all();
   void make_room();
   void dial(int peer, Call& call);
+  // It calls again later, unless the error is final, or calls have failed for long.
   void call_failed(int peer, int error);
-  // Unless it has been tried for long.
-  void call_again(int peer, int error);
   // Reads what is awaited. Whether all of it is there; throws an errno, 0 for the end.
   bool receive(Pending& pending);
   void advance(PendingList::iterator pending);
@@ -113,7 +113,7 @@ class Connector {
   const int epoll_;
   const size_t most_strangers_;
   bool listens_ = false;
-  Clock::time_point listens_again_{}, looks_again_{};
+  Clock::time_point listens_again_{}, looked_{};
   uint64_t events_ = 0;
   PendingList pending_;
   std::map<int, Call> calls_;
