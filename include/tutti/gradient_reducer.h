@@ -74,8 +74,8 @@ class GradientReducer {
 
   size_t size() const;         // the number of parameters
   const Group& group() const;  // that of the gradients
-  // Where the gradient of parameter `i` is written and its mean is found: zeros first, always the
-  // same memory, which all ranks of the host reach.
+  // Where the gradient of parameter `i` is written and its mean is found, unless ready() names
+  // other memory: zeros first, always the same memory, which all ranks of the host reach.
   const Tensor& gradient(size_t i) const;
 
   // The mean of the next finish() is weighted: the sum of weight * gradient over the sum of the
@@ -86,6 +86,10 @@ class GradientReducer {
   // The gradient is written, and not touched until finish() returns. FailedPreconditionError: it
   // was ready before in this step.
   void ready(size_t i);
+  // The same of a gradient in other memory, where its mean is found as well. That of Group::empty
+  // is not copied. finish() drops the tensor. InvalidArgumentError: it is not what the parameter's
+  // gradient is like.
+  void ready(size_t i, const Tensor& gradient);
 
   // Returns when every gradient is the mean over all ranks. FailedPreconditionError on all ranks if
   // gradients of one are missing, with their names.

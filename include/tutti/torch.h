@@ -95,7 +95,8 @@ class TorchDataParallel {
   bool join(bool has_batch) { return gradients_->join(has_batch); }
   void skip() { gradients_->skip(module_->is_training()); }
 
-  // What averages the gradients, parameter by parameter. Lives as long as any handle.
+  // What averages the gradients. They lie in the parameters, not in its gradient(i). Lives as long
+  // as any handle.
   GradientReducer& reducer() const { return gradients_->reducer(); }
 
  private:

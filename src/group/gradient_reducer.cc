@@ -89,13 +89,21 @@ struct GradientReducer::Impl {
     for (const Parameter& parameter : parameters) lines.push_back(text_of(parameter));
     detail::expect_alike(group, "GradientReducer", lines);
     check(parameters, options);  // what all ranks have, so that none waits for one that throws
-    allocate();
+    for (const Parameter& parameter : parameters)
+      devices.push_back(
+          device::find(parameter.device.empty() ? "cpu:0" : parameter.device, "GradientReducer")
+              .name());
     std::vector<size_t> reversed(parameters.size());
     std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
     fill_buckets(reversed);
   }
 
-  // Host memory in one piece, so that other ranks map it at once.
+  // Host memory in one piece, so that other ranks map it at once. Not before it is needed: all
+  // gradients may lie elsewhere. Needs the mutex.
+  const Tensor& own(size_t i) {
+    if (gradients.empty()) allocate();
+    return gradients[i];
+  }
   void allocate() {
     const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
     size_t bytes = 0;
@@ -121,19 +129,18 @@ struct GradientReducer::Impl {
 
   void fill_buckets(std::span<const size_t> in_order) {
     buckets.clear();
-    bucket_of.resize(parameters.size());
+    places.resize(parameters.size());
     size_t bytes = 0;
     for (const size_t i : in_order) {
       // A bucket lies in one memory.
       if (buckets.empty() || bytes >= size_t(options.bucket_bytes) ||
-          gradients[buckets.back().parameters[0]].device() != gradients[i].device()) {
+          devices[buckets.back().parameters[0]] != devices[i]) {
         buckets.emplace_back();
         bytes = 0;
       }
+      places[i] = {buckets.size() - 1, buckets.back().parameters.size()};
       buckets.back().parameters.push_back(i);
-      buckets.back().gradients.push_back(gradients[i]);
-      bytes += gradients[i].num_bytes();
-      bucket_of[i] = buckets.size() - 1;
+      bytes += size_t(parameters[i].shape.num_elements()) * size_of(parameters[i].dtype);
     }
     restart();
   }
@@ -141,6 +148,7 @@ struct GradientReducer::Impl {
   void restart() {
     for (Bucket& bucket : buckets) {
       bucket.missing = bucket.parameters.size();
+      bucket.gradients.assign(bucket.missing, Tensor());
       bucket.before.clear();
     }
     is_ready.assign(parameters.size(), false);
@@ -155,9 +163,26 @@ struct GradientReducer::Impl {
                                         i, parameters.size()));
   }
 
-  // Needs the mutex.
-  void make_ready(size_t i) {
-    Bucket& bucket = buckets[bucket_of[i]];
+  void check_like_parameter(size_t i, const Tensor& gradient) const {
+    const Parameter& parameter = parameters[i];
+    if (gradient.shape() != parameter.shape || gradient.dtype() != parameter.dtype ||
+        gradient.device() != devices[i])
+      throw InvalidArgumentError(fmt::format("ready: the gradient of {} on {} is {}",
+                                             text_of(parameter), devices[i], gradient.to_string()));
+  }
+
+  // These need the mutex.
+  void ready(size_t i, const Tensor& gradient) {
+    if (is_ready[i])
+      throw FailedPreconditionError(
+          fmt::format("ready: the gradient of \"{}\" was ready before in this step; finish() ends "
+                      "a step",
+                      parameters[i].name));
+    make_ready(i, gradient);
+  }
+  void make_ready(size_t i, const Tensor& gradient) {
+    Bucket& bucket = buckets[places[i].bucket];
+    bucket.gradients[places[i].index] = gradient;
     is_ready[i] = true;
     order.push_back(i);
     if (!parameters[i].device.empty()) bucket.before.push_back(device::Fence::here());
@@ -189,9 +214,8 @@ struct GradientReducer::Impl {
     if (missing.empty()) return;
     if (!options.missing_as_zero) fail(missing);
     for (const size_t i : missing) {
-      detail::assign(gradients[i], Tensor::zeros(parameters[i].shape, parameters[i].dtype,
-                                                 gradients[i].device()));
-      make_ready(i);
+      detail::assign(own(i), Tensor::zeros(parameters[i].shape, parameters[i].dtype, devices[i]));
+      make_ready(i, own(i));
     }
   }
 
@@ -262,11 +286,15 @@ struct GradientReducer::Impl {
   const Group group;
   const std::vector<Parameter> parameters;
   const Options options;
-  std::vector<Tensor> gradients;
+  std::vector<std::string> devices;  // of the parameters
 
   std::mutex mutex;
+  std::vector<Tensor> gradients;  // in memory of this reducer's own, once that is needed
   std::vector<Bucket> buckets;
-  std::vector<size_t> bucket_of;
+  struct Place {
+    size_t bucket, index;
+  };
+  std::vector<Place> places;  // of the parameters
   std::vector<bool> is_ready;
   std::vector<size_t> order;  // in which gradients became ready
   std::vector<Work> works;    // of the first buckets
@@ -289,7 +317,8 @@ const Group& GradientReducer::group() const { return impl_->group; }
 
 const Tensor& GradientReducer::gradient(size_t i) const {
   impl_->check_index(i);
-  return impl_->gradients[i];
+  std::lock_guard lock(impl_->mutex);
+  return impl_->own(i);
 }
 
 void GradientReducer::begin(double weight) {
@@ -307,13 +336,14 @@ void GradientReducer::begin(double weight) {
 void GradientReducer::ready(size_t i) {
   impl_->check_index(i);
   std::lock_guard lock(impl_->mutex);
-  if (is_paused()) return;
-  if (impl_->is_ready[i])
-    throw FailedPreconditionError(
-        fmt::format("ready: the gradient of \"{}\" was ready before in this step; finish() ends a "
-                    "step",
-                    impl_->parameters[i].name));
-  impl_->make_ready(i);
+  if (!is_paused()) impl_->ready(i, impl_->own(i));
+}
+
+void GradientReducer::ready(size_t i, const Tensor& gradient) {
+  impl_->check_index(i);
+  impl_->check_like_parameter(i, gradient);
+  std::lock_guard lock(impl_->mutex);
+  if (!is_paused()) impl_->ready(i, gradient);
 }
 
 void GradientReducer::finish() {

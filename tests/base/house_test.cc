@@ -67,6 +67,8 @@ const std::map<std::string, std::string> kPublicHeaders = {
     {"torch.h", "group"},
     {"detail/torch_tensor.h", "group"},
     {"detail/torch_module.h", "group"},
+    {"detail/torch_memory.h", "group"},
+    {"detail/torch_parameters.h", "group"},
     {"detail/torch_gradients.h", "group"},
     {"detail/replica_function.h", "input"},
     {"detail/meeting.h", "strategy"},

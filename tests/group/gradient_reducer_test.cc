@@ -129,6 +129,34 @@ TEST_P(Reducer, TakesGradientsFromAnyThread) {
   });
 }
 
+// Some ranks have theirs in memory that the others reach, some do not.
+TEST_P(Reducer, TakesGradientsWhereTheyLie) {
+  on_ranks(groups, [&](const Group& group) {
+    GradientReducer reducer(group, parameters_of({5, 100'000, 70'000}), {.communication = kLong});
+    const bool lends = group.rank() % 2 == 0;
+    const Tensor own =
+        lends ? group.empty({5}, DType::float32) : Tensor::empty({5}, DType::float32);
+    const Tensor other = group.empty({100'000}, DType::bfloat16);
+    for (int step = 0; step < 2; ++step) {
+      std::ranges::fill(own.span<float>(), float(group.rank() + step));
+      std::ranges::fill(other.span<bfloat16>(), bfloat16(float(group.rank())));
+      std::ranges::fill(reducer.gradient(2).span<double>(), double(group.rank()));
+      reducer.ready(0, own);
+      reducer.ready(1, other);
+      reducer.ready(2);
+      reducer.finish();
+      EXPECT_THAT(own.to_vector<float>(), ::testing::Each(float(step) + float(n - 1) / 2));
+      EXPECT_THAT(other.to_vector<bfloat16>(), ::testing::Each(bfloat16(float(n - 1) / 2)));
+      EXPECT_THAT(reducer.gradient(2).to_vector<double>(), ::testing::Each(double(n - 1) / 2));
+      EXPECT_THAT(reducer.gradient(0).to_vector<float>(), ::testing::Each(0.f));
+    }
+    EXPECT_THAT(caught([&] { reducer.ready(0, Tensor::empty({6}, DType::float32)); }).text,
+                HasSubstr("ready: the gradient of \"p0\" float32[5] on"));
+    EXPECT_EQ(caught([&] { reducer.ready(0, Tensor::empty({5}, DType::float64)); }).code,
+              ErrorCode::invalid_argument);
+  });
+}
+
 TEST_P(Reducer, LeavesGradientsAloneWhilePaused) {
   on_ranks(groups, [&](const Group& group) {
     GradientReducer reducer(group, parameters_of({10}), {.communication = kLong});

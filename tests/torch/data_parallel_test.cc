@@ -112,6 +112,51 @@ TEST_P(TorchModel, GradientsAreMeansForAllBucketsAndKindsOfZero) {
     });
 }
 
+TEST_P(TorchModel, GradientsAreMadeInMemoryOfTheGroup) {
+  on_ranks(groups, [&](const Group& group) {
+    const Net net = net_of(1), alone = net_of(1);
+    std::optional<TorchDataParallel<NetImpl>> model(std::in_place, net, group);
+    for (int step = 0; step < 2; ++step) {
+      zero_to_none(*net);
+      loss_of(model->forward(batch_of(group.rank()))).backward();
+    }
+    const auto deleter_of = [](const torch::Tensor& tensor) {
+      return tensor.storage().data_ptr().get_deleter();
+    };
+    const auto is_lent = [&](const torch::Tensor& tensor) {
+      return deleter_of(tensor) != deleter_of(torch::empty({1}));
+    };
+    loss_of(alone->forward(batch_of(group.rank()))).backward();
+    for (const torch::Tensor& gradient : gradients_of(*net)) EXPECT_EQ(is_lent(gradient), n > 1);
+    for (const torch::Tensor& gradient : gradients_of(*alone)) EXPECT_FALSE(is_lent(gradient));
+    model.reset();
+    expect_equal(gradients_of(*net), means_of(gradients_of(*alone), group));
+    zero_to_none(*net);
+    void* const memory = c10::GetAllocator(torch::kCPU)->raw_allocate(64);
+    c10::GetAllocator(torch::kCPU)->raw_deallocate(memory);
+  });
+}
+
+// The gradients of `a` and `b` are views of one tensor.
+TEST_P(TorchModel, GradientsThatShareMemoryAreMeansEach) {
+  struct Biases : torch::nn::Module {
+    torch::Tensor a = register_parameter("a", torch::zeros({6})),
+                  b = register_parameter("b", torch::zeros({6}));
+    torch::Tensor forward(const torch::Tensor& x) { return x + a.view({1, 6}) + b.view({1, 6}); }
+  };
+  on_ranks(groups, [&](const Group& group) {
+    auto net = std::make_shared<Biases>(), alone = std::make_shared<Biases>();
+    TorchDataParallel model(net, group, {.reducer = {.bucket_bytes = 1}});
+    for (int step = 0; step < 3; ++step) {
+      zero_to_none(*net);
+      zero_to_none(*alone);
+      loss_of(model.forward(batch_of(group.rank(), step).slice(0, 0, 1))).backward();
+      loss_of(alone->forward(batch_of(group.rank(), step).slice(0, 0, 1))).backward();
+      expect_equal(gradients_of(*net), means_of(gradients_of(*alone), group));
+    }
+  });
+}
+
 TEST_P(TorchModel, AddsUpGradientsWithoutSync) {
   on_ranks(groups, [&](const Group& group) {
     const Net net = net_of(1), alone = net_of(1);

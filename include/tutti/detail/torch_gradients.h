@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <tutti/detail/expect_alike.h>
 #include <tutti/detail/torch_module.h>
+#include <tutti/detail/torch_parameters.h>
 #include <tutti/gradient_reducer.h>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     auto gradients =
         std::shared_ptr<TorchGradients>(new TorchGradients(std::move(trained), group, options));
     for (const auto* list : {&parameters, &buffers})
-      broadcast(gradients->reducer_.group(), *list, 0, gradients->gpus_);
+      broadcast(gradients->reducer_.group(), *list, 0, gradients->parameters_.gpus());
     if (broadcasts_buffers) gradients->buffers_ = buffers;
     gradients->add_hooks();
     return gradients;
@@ -41,10 +42,9 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   GradientReducer& reducer() { return reducer_; }
 
   void begin_forward(bool is_training) {
-    spent_.assign(parameters_.size(), {});
     if (!torch::GradMode::is_enabled() || reducer_.is_paused()) return;
     add_hooks();
-    if (is_training) broadcast(reducer_.group(), buffers_, root_, gpus_);
+    if (is_training) broadcast(reducer_.group(), buffers_, root_, parameters_.gpus());
   }
 
   // A pass that starts at one of these ends when all nested ones have. A leaf would keep the hook.
@@ -75,19 +75,25 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     if (!std::exchange(is_skipped_, false))
       throw FailedPreconditionError("skip: join(false) comes before, and returns true");
     begin_forward(is_training);
-    for (size_t i = 0; i < parameters_.size(); ++i) reducer_.ready(i);
-    is_ready_.assign(parameters_.size(), true);
+    const auto supplied = parameters_.supply(reducer_.group());
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_.has_gradient(i)) parameters_.set_zero_gradient(i);
+      set_ready(i);
+    }
     finish();
   }
 
  private:
   // A backward pass. If it goes without having finished, it ended with an exception.
   struct Pass {
-    explicit Pass(std::shared_ptr<TorchGradients> g) : gradients(std::move(g)) {}
+    explicit Pass(std::shared_ptr<TorchGradients> g)
+        : gradients(std::move(g)),
+          supplied(gradients->parameters_.supply(gradients->reducer_.group())) {}
     ~Pass() {
       if (!is_over) gradients->abandon();
     }
     const std::shared_ptr<TorchGradients> gradients;
+    const std::shared_ptr<const TorchSupply> supplied;
     bool is_over = false;
   };
 
@@ -95,25 +101,16 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
                  const GradientReducerOptions& options)
       : parameters_(std::move(parameters)),
         may_miss_(options.missing_as_zero),
-        reducer_(group, reducer_parameters(parameters_), options),
-        spent_(parameters_.size()),
-        is_ready_(parameters_.size()) {
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const torch::Tensor& parameter = parameters_[i].tensor;
-      places_.push_back(to_torch(reducer_.gradient(i), parameter));
-      const std::string& device = reducer_.gradient(i).device();
-      if (parameter.is_cuda() && std::find(gpus_.begin(), gpus_.end(), device) == gpus_.end())
-        gpus_.push_back(device);
-    }
-  }
+        reducer_(group, parameters_.for_reducer(), options),
+        is_ready_(parameters_.size()) {}
 
   // Loading a module gives parameters other nodes. One that has been frozen gives none.
   void add_hooks() {
     accumulators_.resize(parameters_.size());
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      auto node = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+      auto node = torch::autograd::impl::grad_accumulator(parameters_[i]);
       if (!node || node == accumulators_[i]) continue;
-      expect_unchanged(parameters_[i], places_[i]);
+      parameters_.expect_unchanged(i);
       node->add_post_hook(std::make_unique<TorchHook>([weak = weak_from_this(), i] {
         if (const auto self = weak.lock()) self->accumulated(i);
       }));
@@ -161,52 +158,44 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   void accumulated(size_t i) {
     if (reducer_.is_paused()) return;
     begin_pass();
-    if (!parameters_[i].tensor.grad().defined()) return;  // the pass had none to give
-    expect_plain_gradient(parameters_[i]);
-    put_in_place(i);
+    if (!parameters_.has_gradient(i)) return;  // the pass had none to give
+    parameters_.expect_plain_gradient(i);
+    const TorchStreams streams(parameters_.gpus());
+    set_ready(i);
+  }
+
+  void set_ready(size_t i) {
+    const Tensor gradient = parameters_.gradient(i);
     {
       const std::lock_guard lock(mutex_);
       is_ready_[i] = true;
     }
-    const TorchStreams streams(gpus_);
-    reducer_.ready(i);
-  }
-
-  // Copies the gradient to where the other ranks reach it, unless it is there.
-  void put_in_place(size_t i) {
-    const torch::Tensor& gradient = parameters_[i].tensor.grad();
-    if (gradient.data_ptr() == places_[i].data_ptr()) return;
-    const torch::NoGradGuard no_grad;
-    places_[i].copy_(gradient);
+    reducer_.ready(i, gradient);
   }
 
   void finish() {
-    std::vector<uint8_t> is_used(parameters_.size(), true);
     const std::vector<bool> is_ready =
         std::exchange(is_ready_, std::vector<bool>(parameters_.size()));
-    const TorchStreams streams(gpus_);
-    if (may_miss_) {
-      for (size_t i = 0; i < parameters_.size(); ++i) {
-        is_used[i] = parameters_[i].tensor.grad().defined();
-        if (is_ready[i]) continue;
-        is_used[i] ? put_in_place(i) : void(places_[i].zero_());
-        reducer_.ready(i);
-      }
+    const TorchStreams streams(parameters_.gpus());
+    std::vector<uint8_t> is_used(parameters_.size(), true);
+    for (size_t i = 0; may_miss_ && i < parameters_.size(); ++i) {
+      is_used[i] = parameters_.has_gradient(i);
+      if (is_ready[i]) continue;
+      if (!is_used[i]) parameters_.set_zero_gradient(i);
+      reducer_.ready(i, parameters_.gradient(i));
     }
     reducer_.finish();
+    if (!may_miss_) return;
     // A parameter that no rank has used keeps no gradient, so that an optimizer leaves it alone.
-    if (may_miss_) reducer_.group().all_reduce(is_used, ReduceOp::MAX);
+    reducer_.group().all_reduce(is_used, ReduceOp::MAX);
     for (size_t i = 0; i < parameters_.size(); ++i)
-      if (is_used[i]) spent_[i] = std::exchange(parameters_[i].tensor.mutable_grad(), places_[i]);
+      if (!is_used[i]) parameters_.drop_gradient(i);
   }
 
-  std::vector<NamedTensor> parameters_, buffers_;
+  TorchParameters parameters_;
+  std::vector<NamedTensor> buffers_;
   const bool may_miss_;  // gradients of parameters
   GradientReducer reducer_;
-  std::vector<torch::Tensor> places_;  // of the gradients, in memory that the group reaches
-  // Their own memory until the next pass: freed in this one, it would go back to the system.
-  std::vector<torch::Tensor> spent_;
-  std::vector<std::string> gpus_;  // that hold parameters
   // LibTorch itself does not keep them.
   std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
   int root_ = 0;  // the rank whose buffers count

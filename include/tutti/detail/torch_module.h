@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/nn/module.h>
 #include <tutti/detail/torch_tensor.h>
-#include <tutti/gradient_reducer.h>
 #include <tutti/group.h>
 
 #include <algorithm>
@@ -77,15 +76,6 @@ inline std::vector<std::string> torch_lines(const std::vector<NamedTensor>& para
   return lines;
 }
 
-inline std::vector<GradientReducer::Parameter> reducer_parameters(
-    const std::vector<NamedTensor>& list) {
-  std::vector<GradientReducer::Parameter> all;
-  for (const auto& [name, tensor] : list)
-    all.push_back({name, Shape(tensor.sizes().vec()), dtype_of_torch(tensor),
-                   tensor.is_cpu() ? std::string() : device_of_torch(tensor)});
-  return all;
-}
-
 // The memory of each, which has the same layout on all ranks, becomes that of `root`.
 inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root,
                       const std::vector<std::string>& gpus) {
@@ -94,28 +84,6 @@ inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, 
   for (const auto& [name, tensor] : list)
     tensors.push_back(from_torch(tensor.detach().as_strided({tensor.numel()}, {1})));
   if (!tensors.empty()) group.broadcast(tensors, root);
-}
-
-// InvalidArgumentError if `place`, which was made for the parameter's gradient, no longer fits.
-inline void expect_unchanged(const NamedTensor& parameter, const torch::Tensor& place) {
-  const torch::Tensor& now = parameter.tensor;
-  if (now.sizes() != place.sizes() || now.scalar_type() != place.scalar_type() ||
-      now.device() != place.device())
-    throw InvalidArgumentError(torch_text("TorchDataParallel: \"", parameter.name, "\" has become ",
-                                          torch_text(now), " and was ", torch_text(place),
-                                          "; change a module before, or make a new model of it"));
-}
-
-// Called in a backward pass. InvalidArgumentError if the gradient has a graph, or is sparse.
-inline void expect_plain_gradient(const NamedTensor& parameter) {
-  if (torch::GradMode::is_enabled())
-    throw InvalidArgumentError(
-        torch_text("TorchDataParallel: the gradient of \"", parameter.name,
-                   "\" was made with create_graph; a derivative of a mean over ranks is not "
-                   "supported, so take it while no_sync() lives"));
-  if (parameter.tensor.grad().layout() != torch::kStrided)
-    throw InvalidArgumentError(torch_text("TorchDataParallel: the gradient of \"", parameter.name,
-                                          "\" is sparse, not dense"));
 }
 
 // Called when a gradient has been accumulated.

@@ -120,11 +120,4 @@ inline torch::Tensor to_torch(const Tensor& tensor) {
       tensor.data(), sizes, [tensor](void*) {}, options);
 }
 
-// With the layout of `like`, which has as many elements. Not a view, which an optimizer could not
-// detach.
-inline torch::Tensor to_torch(const Tensor& tensor, const torch::Tensor& like) {
-  return torch::from_blob(
-      tensor.data(), like.sizes(), like.strides(), [tensor](void*) {}, torch_options(tensor));
-}
-
 }  // namespace tutti::detail
