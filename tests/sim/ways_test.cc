@@ -6,6 +6,7 @@
 #include <tutti/simulation.h>
 
 #include <algorithm>
+#include <ostream>
 #include <span>
 #include <string>
 #include <thread>
@@ -13,6 +14,12 @@
 #include <vector>
 
 #include "group/plan/way.h"
+
+namespace tutti::group {
+
+void PrintTo(Way way, std::ostream* out) { *out << name(way); }
+
+}  // namespace tutti::group
 
 namespace tutti::testing {
 namespace {
