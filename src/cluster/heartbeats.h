@@ -31,27 +31,36 @@ class Heartbeats {
   std::optional<Heartbeat> due(Time now) {
     heard_ = last_heard(now);
     // While this process was suspended it could not hear anything.
-    if (const auto late = now - next_; late > heartbeat_interval(job_))
+    if (const auto late = now - next_; late > heartbeat_interval(job_)) {
       heard_ = std::min(now, heard_ + late);
+      if (unanswered_) unanswered_ = std::min(now, *unanswered_ + late);
+    }
     next_ = now + heartbeat_interval(job_);
     if (!pulse_) return Heartbeat{};
     pulse_->beat(now);
     if (pulse_->is_speaker()) return Heartbeat{pulse_->living(now - lifeless_after(job_))};
     const Time missed = pulse_->service_heard(now) + unspoken_after(job_);
-    if (missed > now && now - sent_ < kOwnEvery) {
+    const bool is_answered = !unanswered_ || now - *unanswered_ < unspoken_after(job_);
+    if (missed > now && now - sent_ < kOwnEvery && is_answered) {
       next_ = std::min(next_, missed);
       return {};
     }
     sent_ = now;
+    if (!unanswered_) unanswered_ = now;
     return Heartbeat{};
   }
 
+  // On this rank's own connection.
   void hear(Time now) {
     heard_ = now;
+    unanswered_.reset();
     if (pulse_ && pulse_->is_speaker()) pulse_->hear_service(now);
   }
-  // How long the service has not been heard, neither here nor by the speaker.
-  std::chrono::nanoseconds silence(Time now) const { return now - last_heard(now); }
+  // How long the service has not been heard, neither here nor by the speaker; or how long it has
+  // not answered here, although the speaker hears it: then this rank's own connection is broken.
+  std::chrono::nanoseconds silence(Time now) const {
+    return now - (unanswered_ ? std::min(*unanswered_, last_heard(now)) : last_heard(now));
+  }
 
  private:
   Time last_heard(Time now) const {
@@ -60,7 +69,11 @@ class Heartbeats {
 
   const Job& job_;
   std::shared_ptr<HostPulse> pulse_;  // null: this rank is the only one that shares it
-  Time heard_, next_, sent_{};        // the last is that of this rank's own, if another speaks
+  Time heard_, next_;
+  // Heartbeats of this rank's own, if another speaks for it: the last, and the first of those since
+  // which nothing came on its own connection.
+  Time sent_{};
+  std::optional<Time> unanswered_;
 };
 
 }  // namespace tutti::cluster

@@ -339,6 +339,7 @@ TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
   speaker.share(pulses[0]);
   other.share(pulses[1]);
   EXPECT_TRUE(other.due(start));  // the speaker has heard nothing yet
+  other.hear(start);
   auto now = start;
   for (; now < start + 30s; now += 1s) {
     EXPECT_THAT(speaker.due(now)->living, ElementsAre(1));
@@ -351,9 +352,30 @@ TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
   speaker.due(now);
   speaker.hear(now);
   EXPECT_TRUE(other.due(now));  // a connection is used now and then
+  other.hear(now);
   EXPECT_FALSE(other.due(now + 100ms));
   EXPECT_TRUE(other.due(now + 5s));  // the speaker is late
   EXPECT_THAT(speaker.due(now + 7s)->living, IsEmpty());
+}
+
+TEST(Heartbeats, FindThatOnlyTheirOwnConnectionIsBroken) {
+  const Job job = job_of(2);
+  const auto pulses = pulses_of(2);
+  const HostPulse::Time start{1h};
+  cluster::Heartbeats speaker(job, start), other(job, start);
+  speaker.share(pulses[0]);
+  other.share(pulses[1]);
+  int sent = 0;
+  auto now = start;
+  for (; other.silence(now) < job.heartbeat_timeout && now < start + 60s; now += 500ms) {
+    speaker.hear(now);
+    if (now >= other.next()) sent += other.due(now).has_value();
+  }
+  EXPECT_GE(now - start, job.heartbeat_timeout);
+  EXPECT_LE(now - start, 45s);
+  EXPECT_GE(sent, 8);
+  other.hear(now);
+  EXPECT_EQ(other.silence(now), 0s);
 }
 
 TEST(Heartbeats, OfASpeakerThatIsFasterAreHeard) {

@@ -177,9 +177,9 @@ std::optional<base::Clock::time_point> ControlPlane::left_at(int rank) const {
 
 bool ControlPlane::may_reply(int rank) const {
   std::lock_guard lock(mutex_);
-  if (const auto found = receivers_.find(rank); found != receivers_.end())
-    return !found->second.left;
-  return called_.contains(rank) && transport_->loss(rank).empty();
+  const auto found = receivers_.find(rank);
+  const bool is_known = found == receivers_.end() ? called_.contains(rank) : !found->second.left;
+  return is_known && transport_->loss(rank).empty();
 }
 
 void ControlPlane::probe() {

@@ -93,7 +93,6 @@ class ControlPlane final : public Pump {
   size_t reserved() const;  // as that of Backend
   // Tells the ranks that are connected that this one leaves the job, and with it every group.
   void leave();
-  bool has_left(int rank) const { return left_at(rank).has_value(); }
   std::optional<base::Clock::time_point> left_at(int rank) const;
   // Whether a probe of this rank may be answered: it is connected, or may still be.
   bool may_reply(int rank) const;

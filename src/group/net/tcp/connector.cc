@@ -73,6 +73,7 @@ bool is_final(int error) {
   switch (error) {
     case EMFILE:
     case ENFILE:
+    case ENOSPC:
     case ENOBUFS:
     case ENOMEM:
     case EAGAIN:
@@ -143,7 +144,6 @@ Connector::Digest Connector::proof_of(Side side, const Pending& about) const {
 
 Connector::PendingList::iterator Connector::begin(File file, Stage stage, uint32_t interest) {
   const uint64_t number = kListener | ++events_;
-  if (!has_deadlines()) looked_ = Clock::now();
   epoll_event event{};
   event.events = interest;
   event.data.u64 = number;
@@ -163,7 +163,7 @@ void Connector::end(PendingList::iterator pending) {
 
 void Connector::call(int peer) {
   if (connected_[size_t(peer)] || given_up_[size_t(peer)] || calls_.contains(peer)) return;
-  if (!has_deadlines()) looked_ = Clock::now();
+  leave_out_suspensions();
   dial(peer, calls_.emplace(peer, Call{pending_.end()}).first->second);
 }
 
@@ -229,6 +229,7 @@ bool Connector::receive(Pending& pending) {
 }
 
 void Connector::handle(uint64_t event) {
+  leave_out_suspensions();
   if (event == kListener) return accept_all();
   const auto found = std::ranges::find(pending_, event, &Pending::event);
   if (found == pending_.end()) return;  // ended by an event before this one
@@ -277,6 +278,7 @@ void Connector::advance(PendingList::iterator pending) {
       // Else another program listens there now.
       if (CRYPTO_memcmp(expected.data(), pending->challenge.proof.data(), expected.size()))
         return call_failed(peer, EPROTO);
+      calls_.at(peer).failing_since.reset();
       pending->stage = Stage::reply;
       if (!send_whole(pending->file, proof_of(Side::caller, *pending)))
         call_failed(peer, ECONNRESET);
@@ -374,16 +376,22 @@ std::string Connector::take_refused() {
                      refused == 1 ? "" : "s", last_refused_);
 }
 
-void Connector::check_deadlines() {
-  const auto now = Clock::now(), before = looked_;
-  if (now < before + timing::kShortPoll) return;
-  looked_ = now;
-  // While this process was suspended nothing could come to pass.
-  const auto suspended =
-      now - before > base::RunningTime::kSuspended ? now - before : Clock::duration();
-  for (Pending& pending : pending_) pending.deadline += suspended;
+// Before anything is done that has a deadline. While this process was suspended nothing could come
+// to pass.
+void Connector::leave_out_suspensions() {
+  const Clock::time_point now = Clock::now();
+  const auto gap = now - std::exchange(looked_, now);
+  if (gap <= base::RunningTime::kSuspended || !has_deadlines()) return;
+  for (Pending& pending : pending_) pending.deadline += gap;
   for (auto& [peer, call] : calls_)
-    if (call.failing_since) *call.failing_since += suspended;
+    if (call.failing_since) *call.failing_since += gap;
+}
+
+void Connector::check_deadlines() {
+  leave_out_suspensions();
+  const Clock::time_point now = looked_;
+  if (now < looks_again_) return;
+  looks_again_ = now + timing::kShortPoll;
   if (!listens_ && now >= listens_again_) listen(true);
   for (auto at = pending_.begin(); at != pending_.end();) {
     const auto next = std::next(at);

@@ -99,6 +99,7 @@ class Connector {
   void listen(bool on);
   void accept_all();
   void make_room();
+  void leave_out_suspensions();
   void dial(int peer, Call& call);
   // It calls again later, unless the error is final, or calls have failed for long.
   void call_failed(int peer, int error);
@@ -113,7 +114,7 @@ class Connector {
   const int epoll_;
   const size_t most_strangers_;
   bool listens_ = false;
-  Clock::time_point listens_again_{}, looked_{};
+  Clock::time_point listens_again_{}, looks_again_{}, looked_{};
   uint64_t events_ = 0;
   PendingList pending_;
   std::map<int, Call> calls_;
