@@ -112,19 +112,20 @@ struct GradientReducer::Impl {
     };
     for (const Parameter& parameter : parameters)
       if (parameter.device.empty()) bytes += bytes_of(parameter);
+    std::vector<Tensor> own;
     const Tensor all = group.empty({int64_t(bytes)}, DType::uint8);
     auto* at = static_cast<std::byte*>(all.data());
     std::fill_n(at, bytes, std::byte{0});
     const auto owner = std::make_shared<Tensor>(all);
     for (const Parameter& parameter : parameters) {
       if (!parameter.device.empty()) {
-        gradients.push_back(Tensor::zeros(parameter.shape, parameter.dtype, parameter.device));
+        own.push_back(Tensor::zeros(parameter.shape, parameter.dtype, parameter.device));
         continue;
       }
-      gradients.push_back(
-          Tensor::borrow(at, parameter.shape, parameter.dtype, all.device(), owner));
+      own.push_back(Tensor::borrow(at, parameter.shape, parameter.dtype, all.device(), owner));
       at += bytes_of(parameter);
     }
+    gradients = std::move(own);
   }
 
   void fill_buckets(std::span<const size_t> in_order) {

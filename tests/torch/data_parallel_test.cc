@@ -116,9 +116,16 @@ TEST_P(TorchModel, GradientsAreMadeInMemoryOfTheGroup) {
   on_ranks(groups, [&](const Group& group) {
     const Net net = net_of(1), alone = net_of(1);
     std::optional<TorchDataParallel<NetImpl>> model(std::in_place, net, group);
+    std::vector<void*> made(net->parameters().size());
+    for (size_t i = 0; i < made.size(); ++i)
+      net->parameters()[i].register_hook(
+          [&made, i](const torch::Tensor& gradient) { made[i] = gradient.data_ptr(); });
     for (int step = 0; step < 2; ++step) {
       zero_to_none(*net);
       loss_of(model->forward(batch_of(group.rank()))).backward();
+      size_t kept = 0;
+      for (size_t i = 0; i < made.size(); ++i) kept += gradients_of(*net)[i].data_ptr() == made[i];
+      EXPECT_EQ(kept, made.size());
     }
     const auto deleter_of = [](const torch::Tensor& tensor) {
       return tensor.storage().data_ptr().get_deleter();
@@ -134,6 +141,37 @@ TEST_P(TorchModel, GradientsAreMadeInMemoryOfTheGroup) {
     zero_to_none(*net);
     void* const memory = c10::GetAllocator(torch::kCPU)->raw_allocate(64);
     c10::GetAllocator(torch::kCPU)->raw_deallocate(memory);
+  });
+}
+
+TEST_P(TorchModel, GradientsOfOtherTypesAndLayoutsBecomeThoseOfTheirParameters) {
+  on_ranks(groups, [&](const Group& group) {
+    const Net net = net_of(1), alone = net_of(1);
+    TorchDataParallel<NetImpl> model(net, group, {.reducer = {.bucket_bytes = 1}});
+    for (const Net& one : {net, alone}) {
+      const torch::NoGradGuard no_grad;
+      one->first->weight.mutable_grad() = torch::ones({6, 16}).t();
+      one->first->bias.mutable_grad() = torch::ones({16}, torch::kDouble);
+      one->second->bias.mutable_grad() = torch::ones({3, 2}).select(1, 0);
+    }
+    loss_of(model.forward(batch_of(group.rank()))).backward();
+    loss_of(alone->forward(batch_of(group.rank()))).backward();
+    std::vector<torch::Tensor> local = gradients_of(*alone);
+    for (torch::Tensor& gradient : local) gradient = gradient.to(torch::kFloat).contiguous();
+    expect_equal(gradients_of(*net), means_of(local, group));
+  });
+}
+
+TEST_P(TorchModel, ParametersOfAnotherModelAreRefused) {
+  on_ranks(groups, [&](const Group& group) {
+    const Net net = net_of(1);
+    std::optional<TorchDataParallel<NetImpl>> model(std::in_place, net, group);
+    EXPECT_THAT(caught([&] { TorchDataParallel<NetImpl>(net, group); }).text,
+                HasSubstr("\"first.weight\" belongs to another TorchDataParallel, too"));
+    model.emplace(net_of(2), group);
+    TorchDataParallel<NetImpl> second(net, group);
+    zero_to_none(*net);
+    loss_of(second.forward(batch_of(group.rank()))).backward();
   });
 }
 
@@ -472,27 +510,28 @@ TEST_P(TorchModel, ForwardGivesAllRanksTheBuffersOfRank0WhileTraining) {
   on_ranks(groups, [&](const Group& group) {
     const Net net = net_of(1);
     net->norm->options.momentum(0.);  // so that a pass leaves them as they are
-    TorchDataParallel model(net, group);
+    std::optional model(TorchDataParallel(net, group));
     const torch::Tensor& variances = net->norm->running_var;
     const auto set = [&] { variances.fill_(group.rank() + 5); };
     set();
-    model.forward(batch_of(group.rank()));
+    model->forward(batch_of(group.rank()));
     EXPECT_EQ(variances.min().item<float>(), 5);
     // No collectives, so one rank may do without the others.
     set();
     if (group.rank() == n - 1) {
       const torch::NoGradGuard no_grad;
-      model.forward(batch_of(1));
+      model->forward(batch_of(1));
     }
     if (group.rank() == n - 1) {
-      const auto pause = model.no_sync();
-      model.forward(batch_of(1));
+      const auto pause = model->no_sync();
+      model->forward(batch_of(1));
     }
     net->eval();
-    if (group.rank() == n - 1) model.forward(batch_of(1));
+    if (group.rank() == n - 1) model->forward(batch_of(1));
     EXPECT_EQ(variances.min().item<float>(), float(group.rank() + 5));
 
     net->train();
+    model.reset();
     TorchDataParallel local(net, group, {.broadcast_buffers = false});
     set();
     local.forward(batch_of(1));

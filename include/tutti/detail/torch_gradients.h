@@ -30,13 +30,13 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     expect_alike(group, "TorchDataParallel", torch_lines(parameters, buffers));
     auto trained = parameters;
     std::erase_if(trained, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
-    auto gradients =
-        std::shared_ptr<TorchGradients>(new TorchGradients(std::move(trained), group, options));
+    std::shared_ptr<TorchGradients> self(new TorchGradients(std::move(trained), group, options));
     for (const auto* list : {&parameters, &buffers})
-      broadcast(gradients->reducer_.group(), *list, 0, gradients->parameters_.gpus());
-    if (broadcasts_buffers) gradients->buffers_ = buffers;
-    gradients->add_hooks();
-    return gradients;
+      broadcast(self->reducer_.group(), *list, 0, self->parameters_.gpus());
+    if (broadcasts_buffers) self->buffers_ = buffers;
+    if (group.size() > 1) TorchMemory::install();
+    self->add_hooks();
+    return self;
   }
 
   GradientReducer& reducer() { return reducer_; }
@@ -53,7 +53,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     for_each_tensor(result, [this](const torch::Tensor& tensor) {
       if (!tensor.defined() || tensor.is_leaf()) return;
       tensor.register_hook([weak = weak_from_this()](const torch::Tensor&) {
-        if (const auto self = weak.lock(); self && !self->reducer_.is_paused()) self->begin_pass();
+        if (const auto self = weak.lock()) self->reached();
       });
     });
   }
@@ -76,6 +76,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
       throw FailedPreconditionError("skip: join(false) comes before, and returns true");
     begin_forward(is_training);
     const auto supplied = parameters_.supply(reducer_.group());
+    const TorchStreams streams(parameters_.gpus());
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (!parameters_.has_gradient(i)) parameters_.set_zero_gradient(i);
       set_ready(i);
@@ -86,14 +87,13 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
  private:
   // A backward pass. If it goes without having finished, it ended with an exception.
   struct Pass {
-    explicit Pass(std::shared_ptr<TorchGradients> g)
-        : gradients(std::move(g)),
-          supplied(gradients->parameters_.supply(gradients->reducer_.group())) {}
+    explicit Pass(std::shared_ptr<TorchGradients> g) : gradients(std::move(g)) {}
     ~Pass() {
       if (!is_over) gradients->abandon();
     }
     const std::shared_ptr<TorchGradients> gradients;
-    const std::shared_ptr<const TorchSupply> supplied;
+    const std::shared_ptr<const TorchSupply> supplied =
+        gradients->parameters_.supply(gradients->reducer_.group());
     bool is_over = false;
   };
 
@@ -111,11 +111,18 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
       auto node = torch::autograd::impl::grad_accumulator(parameters_[i]);
       if (!node || node == accumulators_[i]) continue;
       parameters_.expect_unchanged(i);
-      node->add_post_hook(std::make_unique<TorchHook>([weak = weak_from_this(), i] {
-        if (const auto self = weak.lock()) self->accumulated(i);
-      }));
+      parameters_.expect_unshared(i, node->post_hooks(), this);
+      node->add_post_hook(std::make_unique<TorchHook>(
+          weak_from_this(), [this, i](const torch::Tensor& added) { accumulated(i, added); }));
       accumulators_[i] = std::move(node);
     }
+  }
+
+  // Called inside a backward pass, which makes gradients from here on.
+  void reached() {
+    if (!reducer_.is_paused()) return begin_pass();
+    if (const auto supplied = parameters_.supply(reducer_.group()))
+      torch::autograd::Engine::get_default_engine().queue_callback([supplied] {});
   }
 
   // Called inside a backward pass, which will call finish() when it ends.
@@ -155,17 +162,17 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     }
   }
 
-  void accumulated(size_t i) {
+  void accumulated(size_t i, const torch::Tensor& added) {
     if (reducer_.is_paused()) return;
     begin_pass();
     if (!parameters_.has_gradient(i)) return;  // the pass had none to give
-    parameters_.expect_plain_gradient(i);
+    parameters_.expect_no_graph(i);
     const TorchStreams streams(parameters_.gpus());
-    set_ready(i);
+    set_ready(i, added);
   }
 
-  void set_ready(size_t i) {
-    const Tensor gradient = parameters_.gradient(i);
+  void set_ready(size_t i, const torch::Tensor& added = {}) {
+    const Tensor gradient = parameters_.gradient(i, added);
     {
       const std::lock_guard lock(mutex_);
       is_ready_[i] = true;
@@ -177,15 +184,19 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     const std::vector<bool> is_ready =
         std::exchange(is_ready_, std::vector<bool>(parameters_.size()));
     const TorchStreams streams(parameters_.gpus());
-    std::vector<uint8_t> is_used(parameters_.size(), true);
-    for (size_t i = 0; may_miss_ && i < parameters_.size(); ++i) {
-      is_used[i] = parameters_.has_gradient(i);
-      if (is_ready[i]) continue;
-      if (!is_used[i]) parameters_.set_zero_gradient(i);
-      reducer_.ready(i, parameters_.gradient(i));
+    if (!may_miss_) return reducer_.finish();
+    std::vector<uint8_t> is_used;
+    try {
+      for (size_t i = 0; i < parameters_.size(); ++i) {
+        is_used.push_back(parameters_.has_gradient(i));
+        if (!is_used[i]) parameters_.set_zero_gradient(i);
+        if (!is_ready[i]) reducer_.ready(i, parameters_.gradient(i));
+      }
+    } catch (...) {
+      abandon();
+      throw;
     }
     reducer_.finish();
-    if (!may_miss_) return;
     // A parameter that no rank has used keeps no gradient, so that an optimizer leaves it alone.
     reducer_.group().all_reduce(is_used, ReduceOp::MAX);
     for (size_t i = 0; i < parameters_.size(); ++i)

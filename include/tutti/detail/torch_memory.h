@@ -37,10 +37,11 @@ struct TorchSupply {
 // a size get the group's memory, too, and are as well off.
 class TorchMemory final : public c10::Allocator {
  public:
+  // To be called before other threads use LibTorch.
+  static void install() { mine(); }
   // Until `supply` is gone, tensors that this thread makes get memory from it.
   static void supply_this_thread(std::weak_ptr<const TorchSupply> supply) {
-    mine();
-    supply_ = std::move(supply);
+    of_thread_.supply = std::move(supply);
   }
 
   // The first is virtual in old releases of LibTorch, the second in new ones.
@@ -64,7 +65,9 @@ class TorchMemory final : public c10::Allocator {
   }
 
   c10::DataPtr take(size_t bytes) const {
-    if (const auto supply = supply_.lock(); supply && supply->has(bytes)) {
+    // Tensors may be made when the thread has no such variable any more.
+    const auto supply = is_thread_over_ ? nullptr : of_thread_.supply.lock();
+    if (supply && supply->has(bytes)) {
       try {
         const Tensor memory = supply->group.empty({int64_t(bytes)}, DType::uint8);
         TorchMemory& all = mine();
@@ -91,7 +94,12 @@ class TorchMemory final : public c10::Allocator {
     all.behind_.raw_deallocate(data);
   }
 
-  static inline thread_local std::weak_ptr<const TorchSupply> supply_;
+  struct OfThread {
+    std::weak_ptr<const TorchSupply> supply;
+    ~OfThread() { is_thread_over_ = true; }
+  };
+  static inline thread_local bool is_thread_over_ = false;
+  static inline thread_local OfThread of_thread_;
 
   c10::Allocator& behind_;
   std::mutex mutex_;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -86,18 +87,25 @@ inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, 
   if (!tensors.empty()) group.broadcast(tensors, root);
 }
 
-// Called when a gradient has been accumulated.
+// Called when a gradient has been accumulated, with what was added, as long as its owner exists.
 class TorchHook : public torch::autograd::FunctionPostHook {
  public:
-  explicit TorchHook(std::function<void()> f) : f_(std::move(f)) {}
+  TorchHook(std::weak_ptr<void> owner, std::function<void(const torch::Tensor&)> f)
+      : owner_(std::move(owner)), f_(std::move(f)) {}
+
+  bool is_of_another(const void* owner) const {
+    const auto its = owner_.lock();
+    return its && its.get() != owner;
+  }
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    f_();
+                                            const torch::autograd::variable_list& inputs) override {
+    if (const auto owner = owner_.lock()) f_(inputs.at(0));
     return outputs;
   }
 
  private:
-  const std::function<void()> f_;
+  const std::weak_ptr<void> owner_;
+  const std::function<void(const torch::Tensor&)> f_;
 };
 
 }  // namespace tutti::detail
