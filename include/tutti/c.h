@@ -72,7 +72,7 @@ enum tutti_dtype {
 // tutti/reduce_op.h says what each does.
 enum tutti_op { TUTTI_SUM = 0, TUTTI_MEAN = 1, TUTTI_MIN = 2, TUTTI_MAX = 3, TUTTI_PROD = 4 };
 
-// What adds up values on GPUs: NCCL if it can be had; Tutti, in the order of its sums; NCCL.
+// What adds up values on GPUs; see CommunicationImplementation in tutti/reduce_op.h.
 enum tutti_implementation { TUTTI_AUTO = 0, TUTTI_RING = 1, TUTTI_NCCL = 2 };
 
 // Of a tutti_tensor.

@@ -30,7 +30,7 @@ using ValueDestinationPair = std::pair<PerReplica<Value>, Destinations>;
 //
 // Results are one component per destination device, in the order of the destinations. They never
 // share memory with the inputs, which are never written. The same inputs give the same bits with
-// every algorithm and every option.
+// every algorithm and every option, except for sums by NCCL and by an accumulation_fn.
 //
 // Errors: InvalidArgumentError for a value without replicas, for components that differ in shape or
 // dtype, for an operation that the dtype lacks, and for options out of range;

@@ -60,7 +60,7 @@ class FailedPreconditionError : public Error {
       : Error(ErrorCode::failed_precondition, what) {}
 };
 
-// A peer, a device or a module cannot be reached.
+// A peer, a device or a module cannot be reached, or the system refuses a file.
 class UnavailableError : public Error {
  public:
   explicit UnavailableError(const std::string& what) : Error(ErrorCode::unavailable, what) {}

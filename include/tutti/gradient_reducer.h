@@ -75,7 +75,8 @@ class GradientReducer {
   size_t size() const;         // the number of parameters
   const Group& group() const;  // that of the gradients
   // Where the gradient of parameter `i` is written and its mean is found, unless ready() names
-  // other memory: zeros first, always the same memory, which all ranks of the host reach.
+  // other memory: zeros first, always the same memory; in host memory, one that all ranks of the
+  // host reach.
   const Tensor& gradient(size_t i) const;
 
   // The mean of the next finish() is weighted: the sum of weight * gradient over the sum of the

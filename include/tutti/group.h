@@ -68,8 +68,8 @@ class Group {
   Group split(int color, int key) const;
 
   // Fails the group for all its ranks: the call they are in, and every later one, throws
-  // AbortedError "rank 1 failed: REASON". In a job, all groups that hold this rank. Returns when
-  // that is known, after a second at most.
+  // AbortedError "rank 1 failed: REASON". In a job this fails every group that holds this rank.
+  // Returns when the coordination service knows, after a second at most.
   void abort(const std::string& reason) const;
 
   // Memory that all ranks of the group can reach: collectives on it save the copies on the way. Not

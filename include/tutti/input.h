@@ -26,8 +26,8 @@ enum class InputReplicationMode { PER_WORKER, PER_REPLICA };
 
 // How the workers of a job share a dataset. DATA: all of them read it, and each takes its replicas'
 // parts of every batch, so that replicas get the same in every layout. FILE: each reads its share
-// of the files. OFF: each has data of its own. With both, a worker takes the rows of its replicas
-// in every step, which for all workers together make a batch. AUTO is DATA.
+// of the files. OFF: each has data of its own. With FILE and OFF a worker's replicas take their
+// rows of every global batch from its own data. AUTO is DATA.
 enum class AutoShardPolicy { OFF = -1, AUTO = 0, FILE = 1, DATA = 2 };
 
 // Handed to an input function: which of how many pipelines it makes.

@@ -16,10 +16,10 @@
 namespace tutti {
 
 // SUM is always the same expression, a balanced binary tree over the replicas in their order, so
-// the result depends on the inputs and on nothing else; 16-bit floats are added in 32 bits and
-// rounded once. Integers wrap. MEAN divides the sum by the number of replicas; of (u)int8/16 it is
-// float32, of (u)int32/64 float64. MIN and MAX propagate NaN and order -0 before +0. bool has MIN
-// and MAX only.
+// the result depends on the inputs and on nothing else, unless NCCL adds them up (see
+// CommunicationImplementation); 16-bit floats are added in 32 bits and rounded once. Integers wrap.
+// MEAN divides the sum by the number of replicas; of (u)int8/16 it is float32, of (u)int32/64
+// float64. MIN and MAX propagate NaN and order -0 before +0. bool has MIN and MAX only.
 enum class ReduceOp { SUM, MEAN, MIN, MAX, PROD };
 
 // The ReduceOp of this name, in any case. InvalidArgumentError if there is none.
@@ -60,8 +60,9 @@ std::ostream& operator<<(std::ostream& os, VariableAggregation aggregation);
 // SUM and MEAN have a ReduceOp; the others are an InvalidArgumentError.
 ReduceOp reduce_op(VariableAggregation aggregation);
 
-// What adds up values on GPUs: NCCL if it can be had, in an order of its own; with RING Tutti, in
-// the order of ReduceOp, through host memory. In host memory all of them are the same.
+// What adds up values on GPUs. AUTO: NCCL, in an order of its own, if every rank has a GPU of its
+// own; else Tutti. RING: Tutti, in the order of ReduceOp, through host memory. NCCL: NCCL. Values
+// in host memory are always added by Tutti.
 enum class CommunicationImplementation { AUTO, RING, NCCL };
 
 // The CommunicationImplementation of this name, in any case.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All of Tutti. Each header also stands alone; compat.h, with names of earlier releases, is
-// included by itself.
+// All of Tutti but c.h, torch.h, eigen.h, and compat.h with names of earlier releases. Each header
+// also stands alone.
 #pragma once
 
 #include <tutti/checkpoint.h>

@@ -13,8 +13,9 @@ class WorkQueue;
 
 namespace tutti {
 
-// A value; copies stand for the same operation. It runs while a core is idle, or when a thread
-// waits for it: on that thread, so that the threads of the program that compute keep their cores.
+// A value; copies stand for the same operation. It runs while a core is idle, and after
+// 100 ms in any case; a thread that waits for it runs it itself. So the threads of the program that
+// compute keep their cores.
 class Work {
  public:
   Work() = default;

@@ -125,21 +125,6 @@ class Judge {
       return faults()[f].kind == Fault::Kind::suspend && faults()[f].rank == rank;
     });
   }
-  bool is_culprit(int rank) const {
-    return std::ranges::any_of(lethal_, [&](size_t f) {
-      switch (faults()[f].kind) {
-        case Fault::Kind::kill:
-        case Fault::Kind::suspend:
-        case Fault::Kind::absent:
-        case Fault::Kind::mismatch:
-        case Fault::Kind::skip:
-        case Fault::Kind::leave:
-        case Fault::Kind::abort: return faults()[f].rank == rank;
-        case Fault::Kind::kill_service: return schedule_.chief_serves && rank == 0;
-        default: return false;
-      }
-    });
-  }
 
   void check_ending(int rank) {
     const Story& s = story(rank);
