@@ -158,9 +158,6 @@ long peak_kib() {
 }
 
 TEST(BareWorld, HoldsThirtyTwoThousandRanks) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer takes each rank for a thread, and ends at 8,128 of them";
-#endif
   constexpr int kRanks = 32768;
   const long before = peak_kib();
   World world({.costs = network(), .moves_data = false});
