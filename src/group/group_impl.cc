@@ -542,6 +542,7 @@ void GroupImpl::broadcast(std::span<const Tensor> tensors, int root,
     return gpu_of(read(tensor)) < 0 && tensor.num_bytes() < kTogether;
   };
   options.validate("broadcast");
+  for (const Tensor& tensor : tensors) write(tensor);  // none is refused when others have moved
   for (size_t first = 0, end; first < tensors.size(); first = end) {
     size_t bytes = 0;
     for (end = first; end < tensors.size() && bytes < kTogether && is_small(tensors[end]); ++end)

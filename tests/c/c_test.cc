@@ -146,6 +146,10 @@ TEST_F(CGroup, TensorsAreChecked) {
   const tutti_tensor read_only{six.data(), 6, TUTTI_FLOAT32, 0, nullptr, 0, TUTTI_READ_ONLY};
   expect_error(kBad, "read-only",
                tutti_all_reduce_list(groups[1], &read_only, 1, TUTTI_SUM, nullptr, nullptr));
+  std::vector<float> large(1 << 19);  // travels by itself
+  const tutti_tensor after_large[] = {{large.data(), 1 << 19, TUTTI_FLOAT32, 0, nullptr, 0, 0},
+                                      read_only};
+  expect_error(kBad, "read-only", tutti_broadcast_list(groups[1], after_large, 2, 0, nullptr));
   expect_good();
 }
 
