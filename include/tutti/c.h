@@ -95,9 +95,11 @@ typedef struct tutti_tensor {
 // Hints for one operation; NULL in their place, or 0 in a field, leaves it to Tutti. A field that
 // this version does not know is TUTTI_UNIMPLEMENTED if it is not 0.
 typedef struct tutti_options {
-  size_t size;             // sizeof(tutti_options)
-  int64_t timeout_ns;      // of the whole call; 0: the setting TUTTI_TIMEOUT; TUTTI_NO_TIMEOUT
-  void* stream;            // the cudaStream_t whose order tensors on a GPU follow; NULL: Tutti's
+  size_t size;         // sizeof(tutti_options)
+  int64_t timeout_ns;  // of the whole call; 0: the setting TUTTI_TIMEOUT; TUTTI_NO_TIMEOUT
+  // The cudaStream_t whose order tensors on a GPU follow; NULL: Tutti's. CUDA's default stream, of
+  // which other libraries give 0 as the handle, is (void*)1 (cudaStreamLegacy) here.
+  void* stream;
   int32_t implementation;  // TUTTI_AUTO, ...
   int32_t reserved;        // 0
 } tutti_options;

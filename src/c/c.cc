@@ -7,12 +7,14 @@
 #include <tutti/version.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <limits>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -73,13 +75,21 @@ static_assert(same(TUTTI_AUTO, CommunicationImplementation::AUTO) &&
               same(TUTTI_NCCL, CommunicationImplementation::NCCL));
 static_assert(sizeof(void*) != 8 || (sizeof(tutti_tensor) == 40 && sizeof(tutti_options) == 32));
 
-thread_local std::string last_error;
+// A thread's last text. Handlers at exit and destructors of static objects may still ask for it,
+// when the variables of the thread that have destructors are gone.
+thread_local std::string* last_error = nullptr;
+struct LastErrorOwner {
+  ~LastErrorOwner() { delete std::exchange(last_error, nullptr); }
+};
 
 int failed(ErrorCode code, const char* text) {
+  static thread_local const LastErrorOwner owner;
+  (void)&owner;  // made, so that it is destroyed
   try {
-    last_error = text;
+    if (!last_error) last_error = new std::string;
+    *last_error = text;
   } catch (const std::bad_alloc&) {
-    last_error.clear();
+    if (last_error) last_error->clear();
   }
   return code_of(code);
 }
@@ -204,11 +214,19 @@ Hints hints_of(const char* function, const tutti_options* given) {
 // While it lives, operations on the GPU of `tensor`, if it is on one, are on the caller's stream.
 class OnStream {
  public:
-  OnStream(void* stream, const Tensor& tensor) {
-    if (!stream || !tensor || detail::TensorAccess::device(tensor).gpu() < 0) return;
-    scope_.emplace(stream, tensor.device());
+  OnStream(const char* function, void* stream, std::span<const Tensor> tensors) {
+    if (!stream) return;
+    for (const Tensor& tensor : tensors) {
+      if (!tensor || detail::TensorAccess::device(tensor).gpu() < 0) continue;
+      if (!device_.empty() && device_ != tensor.device())
+        invalid(function,
+                "the stream of the options is for one GPU, and there are tensors on {} and {}",
+                device_, tensor.device());
+      device_ = tensor.device();
+    }
+    if (device_.empty()) return;
     stream_ = stream;
-    device_ = tensor.device();
+    scope_.emplace(stream, device_);
   }
   // The caller's stream goes on after the work that is waited for, too.
   tutti_work* handle(Work work) const {
@@ -333,7 +351,7 @@ int run(const char* function, tutti_group* group, detail::GroupCall call, const 
     if (call.kind == Collective::reduce && !given.out)
       call.out.dtype = result_dtype(call.op, call.in.dtype);
     const Hints hints = hints_of(function, options);
-    const OnStream on(hints.stream, in.tensor ? in.tensor : out.tensor);
+    const OnStream on(function, hints.stream, std::array{in.tensor, out.tensor});
     if (work)
       *work = on.handle(impl.start(call, hints.options));
     else
@@ -350,7 +368,7 @@ int reduce_list(const char* function, tutti_group* group, std::span<const tutti_
     GroupImpl& impl = GroupAccess::impl(value_of(function, group));
     const std::vector<Tensor> list = tensors_of(function, tensors.data(), tensors.size());
     const Hints hints = hints_of(function, options);
-    const OnStream on(hints.stream, list.empty() ? Tensor() : list[0]);
+    const OnStream on(function, hints.stream, list);
     if (work)
       *work = on.handle(impl.start_all_reduce(list, what, hints.options));
     else
@@ -389,7 +407,7 @@ using namespace tutti;
 using namespace tutti::c;
 
 const char* tutti_version() { return version().data(); }
-const char* tutti_last_error() { return last_error.c_str(); }
+const char* tutti_last_error() { return last_error ? last_error->c_str() : ""; }
 
 int tutti_group_from_environment(tutti_group** group) {
   return guarded(__func__, [&](const char* function) {
@@ -507,7 +525,7 @@ int tutti_broadcast_list(tutti_group* group, const tutti_tensor* tensors, size_t
     const Group& ranks = value_of(function, group);
     const std::vector<Tensor> list = tensors_of(function, tensors, n);
     const Hints hints = hints_of(function, options);
-    const OnStream on(hints.stream, list.empty() ? Tensor() : list[0]);
+    const OnStream on(function, hints.stream, list);
     ranks.broadcast(list, root, hints.options);
   });
 }
@@ -526,7 +544,7 @@ int tutti_all_gather_uneven(tutti_group* group, const tutti_tensor* in, const tu
     if (out->flags & TUTTI_READ_ONLY) invalid(function, "the output is read-only");
     const Operand from(function, in), to(function, out);
     const Hints hints = hints_of(function, options);
-    const OnStream on(hints.stream, to.tensor);
+    const OnStream on(function, hints.stream, {&to.tensor, 1});
     impl.all_gather_uneven(from.memory, to.memory, {counts, size_t(impl.size())}, hints.options);
   });
 }
