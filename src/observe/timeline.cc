@@ -90,7 +90,7 @@ int named_after = -1;  // the rank; under `naming`
 
 // The file is a JSON array that grows, with a line for each event. Every event is written at once,
 // so a killed process leaves what it did; viewers accept an array without its closing bracket,
-// which a clean exit writes.
+// which a clean exit writes. A forked child writes nothing: the file is its parent's.
 class Writer {
  public:
   explicit Writer(const std::string& path) : path_(path) {
@@ -111,6 +111,7 @@ class Writer {
   }
 
   void write(const nlohmann::json& event) {
+    if (is_other_process()) return;
     const std::string text = event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     std::lock_guard lock(mutex_);
     append(fmt::format("{}\n{}", first_ ? "" : ",", text));
@@ -118,12 +119,14 @@ class Writer {
   }
 
   void close() {
+    if (is_other_process()) return;
     std::lock_guard lock(mutex_);
     append("\n]\n");
     end();
   }
 
   void rename(const std::string& path) {
+    if (is_other_process()) return;
     std::lock_guard lock(mutex_);
     if (fd_ < 0 || path == path_) return;
     if (std::rename(path_.c_str(), path.c_str()) != 0)
@@ -135,6 +138,9 @@ class Writer {
   int64_t offset_ns() const { return offset_ns_; }
 
  private:
+  // Asked before the mutex is taken, which another thread may have held at the fork.
+  bool is_other_process() const { return getpid() != process_; }
+
   // After a failure nothing more is written, and the file ends with its last complete event.
   void append(const std::string& text) {
     if (fd_ < 0) return;
@@ -153,6 +159,7 @@ class Writer {
     fd_ = -1;
   }
 
+  const pid_t process_ = getpid();
   std::mutex mutex_;
   std::string path_;
   int fd_ = -1;

@@ -4,8 +4,11 @@
 //   program early RANK       is told its rank before its first span
 //   program late RANK        and after it
 //   program parent COMMAND   runs a command while its own timeline is open
+//   program fork             between two spans, a child that it forks ends by exit()
 //   program training FOLDER  a step of two replicas, with input, a checkpoint and a span of its own
+#include <sys/wait.h>
 #include <tutti/tutti.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -58,6 +61,11 @@ int main(int argc, char** argv) {
     span.set("bytes", 13);
   }
   if (what == "late") join(std::atoi(argv[2]));
+  if (what == "fork") {
+    const pid_t child = fork();
+    if (child == 0) std::exit(0);
+    if (child < 0 || waitpid(child, nullptr, 0) != child) return 1;
+  }
   if (what == "parent" && std::system(argv[2]) != 0) return 1;
   const Span span("second");
 }

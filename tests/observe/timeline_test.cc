@@ -118,6 +118,11 @@ TEST_F(TimelineFiles, AreNotWrittenByTwoProcessesAtOnce) {
   EXPECT_EQ(events("a b.json").size(), 2u);
 }
 
+TEST_F(TimelineFiles, StayWholeIfAForkedChildExits) {
+  run("fork");
+  EXPECT_EQ(events("a b.json").size(), 2u);
+}
+
 TEST_F(TimelineFiles, WhatIsNoFileKeepsItsName) {
   const auto result = run_program("TUTTI_TIMELINE=/dev/stderr", "early 3");
   EXPECT_EQ(result.status, 0);
