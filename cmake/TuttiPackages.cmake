@@ -24,6 +24,12 @@ function(tutti_package component name section depends text)
   set(CPACK_DEBIAN_${upper}_PACKAGE_SECTION ${section} PARENT_SCOPE)
   set(CPACK_DEBIAN_${upper}_PACKAGE_DEPENDS "${depends}" PARENT_SCOPE)
   set(CPACK_DEBIAN_${upper}_DESCRIPTION "${text}" PARENT_SCOPE)
+  # Modules of all versions lie in one folder, so one package replaces that of another version.
+  if(name MATCHES "^libtutti${abi}-")
+    foreach(field PROVIDES CONFLICTS REPLACES)
+      set(CPACK_DEBIAN_${upper}_PACKAGE_${field} libtutti-${component} PARENT_SCOPE)
+    endforeach()
+  endif()
   set(CPACK_COMPONENTS_ALL ${CPACK_COMPONENTS_ALL} tutti_${component} PARENT_SCOPE)
 endfunction()
 
@@ -67,6 +73,7 @@ set(CPACK_DEBIAN_TUTTI_CUDA_PACKAGE_SUGGESTS libnccl2)
 set(CPACK_DEBIAN_TUTTI_LIBRARY_PACKAGE_CONTROL_EXTRA "${folder}/shlibs;${PROJECT_SOURCE_DIR}/cmake/debian/triggers")
 
 set(CPACK_GENERATOR DEB)
+set(CPACK_PROJECT_CONFIG_FILE "${PROJECT_SOURCE_DIR}/cmake/debian/needs.cmake")
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_PACKAGE_NAME tutti)
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")  # else every description would begin with it
