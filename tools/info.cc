@@ -76,7 +76,11 @@ std::string why_off(const Module& module) {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     if (what.find(fmt::format("libtutti_{}.so: cannot open", module.name)) != std::string::npos)
-      return fmt::format("this Tutti was built without it; to build it: {}", module.headers);
+      return fmt::format(
+          "it is not installed: install the package that holds it (docs/install.md), or build "
+          "Tutti "
+          "with {}",
+          module.headers);
     return fmt::format("{} (it needs {})", what, module.library);
   }
 }

@@ -43,7 +43,7 @@ TEST(Info, SaysThatTheFolderOfModulesIsWrong) {
   EXPECT_EQ(nowhere.finish(), 0);
   EXPECT_THAT(nowhere.out(), HasSubstr("Modules\n  " + missing + "\n"));
   EXPECT_THAT(nowhere.out(), HasSubstr("no GPU: " + missing + "\n"));
-  EXPECT_THAT(nowhere.out(), Not(HasSubstr("built without")));
+  EXPECT_THAT(nowhere.out(), Not(HasSubstr("not installed")));
   Process empty({TUTTI_TOOL, "info", "--json"}, {"TUTTI_MODULE_PATH=" + folder.file("")});
   EXPECT_EQ(empty.finish(), 0);
   EXPECT_THAT(std::string(nlohmann::json::parse(empty.out())["modules_error"]),
@@ -74,7 +74,7 @@ TEST(Info, SaysWhyAModuleIsOffAndWhatBringsIt) {
       EXPECT_EQ(module["reason"], "");
     } else {
       EXPECT_FALSE(module["loaded"]);
-      EXPECT_THAT(std::string(module["reason"]), HasSubstr("built without it"));
+      EXPECT_THAT(std::string(module["reason"]), HasSubstr("not installed: install the package"));
     }
   }
   for (const auto& backend : info["backends"])
