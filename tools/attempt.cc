@@ -36,7 +36,7 @@ constexpr auto kGrace = 2s;        // for the others to report themselves what i
 constexpr auto kTerminate = 3s;    // from SIGTERM to SIGKILL
 constexpr auto kInterrupt = 5s;    // from Ctrl-C to SIGKILL
 constexpr auto kLastReports = 1s;  // from the last worker's end to the end of its connection
-constexpr auto kFarewell = 2s;     // from SIGKILL on other hosts to the end of the connection
+constexpr auto kCut = 2s;          // from SIGKILL on other hosts to the end of the connection
 constexpr int kCannotStart = 127;  // as in a shell
 constexpr int kInterrupted = 128 + SIGINT;
 
@@ -299,7 +299,7 @@ class Attempt {
     return int(std::max<int64_t>(0, left.count()));
   }
 
-  // What the service hears of only from now on is our own doing.
+  // What the service reports from now on is a consequence of our stopping the workers.
   void stop_others() {
     if (!stopped_others_) cause_is_known_ = service_ && service_->failure();
     stopped_others_ = true;
@@ -322,7 +322,7 @@ class Attempt {
       else
         killed_ = true;
       workers_.signal(SIGKILL);
-      cut_at_ = now + kFarewell;
+      cut_at_ = now + kCut;
     }
     if (cut_at_ && now >= *cut_at_) {
       cut_at_.reset();

@@ -38,10 +38,16 @@ class Heartbeats {
     next_ = now + heartbeat_interval(job_);
     if (!pulse_) return Heartbeat{};
     pulse_->beat(now);
-    if (pulse_->is_speaker()) return Heartbeat{pulse_->living(now - lifeless_after(job_))};
+    if (pulse_->is_speaker()) {
+      // However late this is, it speaks for each rank that has beaten since the last time.
+      const Time since = now - lifeless_after(job_);
+      const Time last = std::exchange(sent_, now);
+      return Heartbeat{pulse_->living(last == Time() ? since : std::min(since, last))};
+    }
     const Time missed = pulse_->service_heard(now) + unspoken_after(job_);
     const bool is_answered = !unanswered_ || now - *unanswered_ < unspoken_after(job_);
-    if (missed > now && now - sent_ < kOwnEvery && is_answered) {
+    const auto own_every = std::min<std::chrono::nanoseconds>(kOwnEvery, job_.heartbeat_timeout);
+    if (missed > now && now - sent_ < own_every && is_answered) {
       next_ = std::min(next_, missed);
       return {};
     }
@@ -54,12 +60,18 @@ class Heartbeats {
   void hear(Time now) {
     heard_ = now;
     unanswered_.reset();
-    if (pulse_ && pulse_->is_speaker()) pulse_->hear_service(now);
+    // A speaker that is late with its own heartbeat speaks for none, although the service is there.
+    if (pulse_ && pulse_->is_speaker()) pulse_->hear_service(std::min(now, next_));
   }
-  // How long the service has not been heard, neither here nor by the speaker; or how long it has
-  // not answered here, although the speaker hears it: then this rank's own connection is broken.
+  // The time since this rank or the speaker last heard the service. If only this rank's own
+  // connection is broken: the time since its first unanswered heartbeat.
   std::chrono::nanoseconds silence(Time now) const {
     return now - (unanswered_ ? std::min(*unanswered_, last_heard(now)) : last_heard(now));
+  }
+
+  // Whether the speaker hears the service: if this rank does not, its own connection is broken.
+  bool speaker_hears(Time now) const {
+    return pulse_ && !pulse_->is_speaker() && now - pulse_->service_heard(now) < silent_after(job_);
   }
 
  private:
@@ -70,8 +82,8 @@ class Heartbeats {
   const Job& job_;
   std::shared_ptr<HostPulse> pulse_;  // null: this rank is the only one that shares it
   Time heard_, next_;
-  // Heartbeats of this rank's own, if another speaks for it: the last, and the first of those since
-  // which nothing came on its own connection.
+  // When this rank last sent a heartbeat itself; and, if another rank speaks for it, when it sent
+  // the first unanswered one.
   Time sent_{};
   std::optional<Time> unanswered_;
 };

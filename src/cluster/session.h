@@ -58,10 +58,11 @@ inline constexpr char kWrongToken[] =
 
 inline constexpr size_t kLargestTotal = 64 << 20;  // of an exchange
 
-// How long a goodbye may take. A service that answers does so within a millisecond.
-inline constexpr std::chrono::nanoseconds kFarewell = std::chrono::milliseconds(100);
+// How long a rank that leaves waits for the end of its stream. A service that answers ends it
+// within a millisecond.
+inline constexpr std::chrono::nanoseconds kLeaveTimeout = std::chrono::milliseconds(100);
 // How long an abort waits for the service to know which failure was the first.
-inline constexpr std::chrono::nanoseconds kAbortPatience = std::chrono::seconds(1);
+inline constexpr std::chrono::nanoseconds kAbortTimeout = std::chrono::seconds(1);
 
 inline std::string in_seconds(std::chrono::nanoseconds time) {
   return fmt::format("{:g} s", std::chrono::duration<double>(time).count());
@@ -94,6 +95,14 @@ inline constexpr std::chrono::nanoseconds kOwnEvery = std::chrono::seconds(30);
 // The speaker sends heartbeats for a rank that has beaten since: one beat may be late.
 inline std::chrono::nanoseconds lifeless_after(const Job& job) {
   return 3 * heartbeat_interval(job) / 2;
+}
+
+// Why the job fails if only the connection of this rank to the service is broken.
+inline Failure lost_connection(const Job& job, const std::string& service, int rank) {
+  return {rank, ErrorCode::unavailable,
+          fmt::format("rank {} ({}) is lost: its connection to the coordination service at {} is "
+                      "broken, which answers the other ranks of its host",
+                      rank, job.addresses[size_t(rank)], service)};
 }
 
 // Why the job fails if its service is lost.

@@ -41,7 +41,7 @@ size_t bytes_of(const FromService& message) {
 
 }  // namespace
 
-// One thread of its process does all the work.
+// The service. One thread of its process does all the work.
 class SimulatedService final : public cluster::Service, private cluster::JobState::Outlet {
  public:
   explicit SimulatedService(CoordinationHub& hub)
@@ -154,7 +154,7 @@ class SimulatedCoordination final : public cluster::Coordination {
   void abort(const Failure& failure) override {
     if (failure_) return;
     send({.body = cluster::Abort{failure}});
-    for (const auto until = Clock::now() + cluster::kAbortPatience;
+    for (const auto until = Clock::now() + cluster::kAbortTimeout;
          !failure_ && Clock::now() < until;)
       hub_.world_.wait(&replies_, until);
     fail(failure);
@@ -256,9 +256,12 @@ class SimulatedCoordination final : public cluster::Coordination {
       if (const auto now = Clock::now(); now >= heartbeats_.next()) {
         if (auto heartbeat = heartbeats_.due(now)) send({.body = *std::move(heartbeat)});
         if (heartbeats_.silence(now) >= job_.heartbeat_timeout && !failure_ && !ended_) {
-          fail(cluster::lost_service(job_, hub_.address_,
-                                     fmt::format("nothing heard from it for {}",
-                                                 cluster::in_seconds(job_.heartbeat_timeout))));
+          fail(heartbeats_.speaker_hears(now)
+                   ? cluster::lost_connection(job_, hub_.address_, rank_)
+                   : cluster::lost_service(
+                         job_, hub_.address_,
+                         fmt::format("nothing heard from it for {}",
+                                     cluster::in_seconds(job_.heartbeat_timeout))));
           silent_ = true;
         }
       }
@@ -339,7 +342,7 @@ CoordinationHub::CoordinationHub(World& world, const cluster::Job& job, std::str
   });
 }
 
-// That of the first rank of its host that asks speaks for the others.
+// The first rank of a host that asks becomes the speaker of its host.
 std::shared_ptr<cluster::HostPulse> CoordinationHub::pulse_for(int rank) {
   const int ranks = int(processes_.size());
   const auto [found, is_first] = pulses_.try_emplace(world_.host_of(processes_[size_t(rank)]));

@@ -341,7 +341,7 @@ TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
   EXPECT_TRUE(other.due(start));  // the speaker has heard nothing yet
   other.hear(start);
   auto now = start;
-  for (; now < start + 30s; now += 1s) {
+  for (; now < start + 10s; now += 1s) {
     EXPECT_THAT(speaker.due(now)->living, ElementsAre(1));
     speaker.hear(now);
     if (now > start && now >= other.next()) {
@@ -355,7 +355,8 @@ TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
   other.hear(now);
   EXPECT_FALSE(other.due(now + 100ms));
   EXPECT_TRUE(other.due(now + 5s));  // the speaker is late
-  EXPECT_THAT(speaker.due(now + 7s)->living, IsEmpty());
+  EXPECT_THAT(speaker.due(now + 7s)->living, ElementsAre(1));
+  EXPECT_THAT(speaker.due(now + 9s)->living, IsEmpty());
 }
 
 TEST(Heartbeats, FindThatOnlyTheirOwnConnectionIsBroken) {
@@ -368,14 +369,46 @@ TEST(Heartbeats, FindThatOnlyTheirOwnConnectionIsBroken) {
   int sent = 0;
   auto now = start;
   for (; other.silence(now) < job.heartbeat_timeout && now < start + 60s; now += 500ms) {
+    if (now >= speaker.next()) speaker.due(now);
     speaker.hear(now);
     if (now >= other.next()) sent += other.due(now).has_value();
   }
   EXPECT_GE(now - start, job.heartbeat_timeout);
   EXPECT_LE(now - start, 45s);
   EXPECT_GE(sent, 8);
+  EXPECT_TRUE(other.speaker_hears(now));
+  EXPECT_FALSE(speaker.speaker_hears(now));
   other.hear(now);
   EXPECT_EQ(other.silence(now), 0s);
+  EXPECT_FALSE(other.speaker_hears(now + 30s));
+}
+
+TEST(Heartbeats, OfALateSpeakerNameAllRanksThatHaveBeatenSinceItsLast) {
+  const Job job = job_of(2);
+  const auto pulses = pulses_of(2);
+  const HostPulse::Time start{1h};
+  cluster::Heartbeats speaker(job, start);
+  speaker.share(pulses[0]);
+  speaker.due(start + 1s);
+  pulses[1]->beat(start + 1100ms);
+  EXPECT_THAT(speaker.due(start + 4s)->living, ElementsAre(1));
+  EXPECT_THAT(speaker.due(start + 6s)->living, IsEmpty());
+}
+
+TEST(Heartbeats, AreSentByAllRanksWhileTheSpeakerOnlyHears) {
+  const Job job = job_of(2);
+  const auto pulses = pulses_of(2);
+  const HostPulse::Time start{1h};
+  cluster::Heartbeats speaker(job, start), other(job, start);
+  speaker.share(pulses[0]);
+  other.share(pulses[1]);
+  speaker.due(start);
+  EXPECT_TRUE(other.due(start));
+  for (auto now = start; now < start + 3s; now += 100ms) {  // its thread has no core
+    speaker.hear(now);
+    other.hear(now);
+  }
+  EXPECT_TRUE(other.due(start + 3s));
 }
 
 TEST(Heartbeats, OfASpeakerThatIsFasterAreHeard) {

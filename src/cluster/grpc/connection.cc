@@ -31,6 +31,7 @@ class Connection final : public Coordination,
              const std::shared_ptr<grpc::Channel>& channel)
       : job_(job),
         service_(std::move(service)),
+        rank_(rank),
         stub_(wire::Coordinator::NewStub(channel)),
         heartbeats_(job_, Clock::now()) {
     wire::Hello hello;
@@ -54,7 +55,7 @@ class Connection final : public Coordination,
         wire::ToService goodbye;
         goodbye.mutable_goodbye();
         send(std::move(goodbye));
-        changed_.wait_for(lock, kFarewell, [&] { return end_.has_value(); });
+        changed_.wait_for(lock, kLeaveTimeout, [&] { return end_.has_value(); });
       }
       if (!end_) context_.TryCancel();
       changed_.wait(lock, [&] { return end_.has_value(); });
@@ -101,7 +102,7 @@ class Connection final : public Coordination,
     *message.mutable_abort() = to_wire(failure);
     send(std::move(message));
     // The caller may be about to end the process, so this waits until the service has answered.
-    changed_.wait_for(lock, kAbortPatience, [&] { return failure_.has_value(); });
+    changed_.wait_for(lock, kAbortTimeout, [&] { return failure_.has_value(); });
     fail(failure);
   }
 
@@ -214,8 +215,11 @@ class Connection final : public Coordination,
       }
       if (heartbeats_.silence(now) < job_.heartbeat_timeout) continue;
       if (failure_ || end_) continue;  // it failed for another reason
-      fail_without_service(
-          fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
+      if (heartbeats_.speaker_hears(now))
+        fail(lost_connection(job_, service_, rank_));
+      else
+        fail_without_service(
+            fmt::format("nothing heard from it for {}", in_seconds(job_.heartbeat_timeout)));
       silent_ = true;
       context_.TryCancel();
     }
@@ -260,6 +264,7 @@ class Connection final : public Coordination,
 
   const Job job_;
   const std::string service_;
+  const int rank_;
   const std::unique_ptr<wire::Coordinator::Stub> stub_;
   grpc::ClientContext context_;
   wire::FromService in_;

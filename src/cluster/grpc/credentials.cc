@@ -75,7 +75,7 @@ void check(const Job& job) {
                                            job.token.size(), kLargestToken));
   if (std::min(job.heartbeat_interval, job.heartbeat_timeout) <= std::chrono::nanoseconds(0))
     throw InvalidArgumentError(fmt::format(
-        "a heartbeat every {} and a heartbeat timeout of {}: both must be longer than nothing",
+        "a heartbeat every {} and a heartbeat timeout of {}: both must be greater than 0",
         in_seconds(job.heartbeat_interval), in_seconds(job.heartbeat_timeout)));
 }
 
