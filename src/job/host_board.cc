@@ -28,6 +28,8 @@ struct HostBoard::Head {
 
 namespace {
 
+constexpr uint64_t kNoTable = UINT64_MAX;  // in place of its position
+
 // Ranks with another network reach the coordination service, or do not, by themselves; and those
 // with another clock do not understand each other's heartbeats.
 std::string this_host_and_its_namespaces() {
@@ -55,6 +57,16 @@ HostBoard::~HostBoard() {
 }
 
 void HostBoard::show(const std::vector<std::string>& values) {
+  try {
+    put(values);
+  } catch (const std::exception&) {  // no room: the others ask the service themselves
+    head_.table = kNoTable;
+  }
+  head_.tables.store(++tables_);
+  syscall(SYS_futex, &head_.tables, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void HostBoard::put(const std::vector<std::string>& values) {
   size_t bytes = 0;
   for (const std::string& value : values) bytes += sizeof(uint32_t) + value.size();
   const std::shared_ptr<void> table = Arena::mine().allocate(bytes);
@@ -72,8 +84,6 @@ void HostBoard::show(const std::vector<std::string>& values) {
   }
   head_.ranks = uint32_t(values.size());
   head_.table = Arena::mine().position_of(table.get(), bytes);
-  head_.tables.store(++tables_);
-  syscall(SYS_futex, &head_.tables, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
   shown_ = table;
 }
 
@@ -103,6 +113,7 @@ std::optional<std::vector<std::string>> HostBoard::read(const std::string& place
       throw DeadlineExceededError(
           "join: the first rank of this host does not share what the coordination service told it");
   }
+  if (head.table == kNoTable) return {};
   std::vector<std::string> values(head.ranks);
   const auto* at = static_cast<const std::byte*>(holder_->at(head.table));
   for (std::string& value : values) {
@@ -119,6 +130,7 @@ std::optional<std::vector<std::string>> HostBoard::read(const std::string& place
 }
 
 std::shared_ptr<cluster::HostPulse> HostBoard::pulse(int rank) const {
+  if (!pulse_) return nullptr;
   return std::make_shared<cluster::HostPulse>(pulse_, ranks_, rank, !holder_);
 }
 

@@ -26,16 +26,18 @@ class HostBoard {
   const cluster::Sharing& sharing() const { return sharing_; }  // of this rank
   // For the others. The table before is not needed any more: all have come to this exchange.
   void show(const std::vector<std::string>& values);
-  // What the rank at `place` shows; empty if its memory cannot be opened. Waits until it is there:
-  // check() may throw, and DeadlineExceededError after `timeout`.
+  // What the rank at `place` shows; empty if its memory cannot be opened, or has no room for it.
+  // Waits until it is there: check() may throw, and DeadlineExceededError after `timeout`.
   std::optional<std::vector<std::string>> read(const std::string& place,
                                                std::chrono::nanoseconds timeout,
                                                const std::function<void()>& check);
-  // Of the ranks that share the first table, as rank `rank` of the job; after that.
+  // Of the ranks that share the first table, as rank `rank` of the job; after that. Null: there was
+  // no room for it.
   std::shared_ptr<cluster::HostPulse> pulse(int rank) const;
 
  private:
   struct Head;
+  void put(const std::vector<std::string>& values);
 
   const std::shared_ptr<void> memory_;  // of the head
   Head& head_;

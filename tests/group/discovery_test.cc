@@ -2,7 +2,10 @@
 // Where ranks are, and what moves data between them.
 #include "job/discovery.h"
 
+#include <sys/resource.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <thread>
 
@@ -59,6 +62,21 @@ TEST(HostBoard, ShowsTheTablesOfOneRankToAnother) {
   EXPECT_ERROR(AbortedError, "the job has failed", second.read(place, std::chrono::seconds(60), [] {
     throw AbortedError("the job has failed");
   }));
+}
+
+TEST(HostBoard, LetsTheOthersGoOnIfItHasNoRoom) {
+  HostBoard first, second;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{1 << 20, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  first.show({std::string(64 << 20, 'x')});
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  const std::string place = first.sharing().place;
+  EXPECT_EQ(second.read(place, std::chrono::seconds(60), [] {}), std::nullopt);
+  EXPECT_EQ(first.pulse(0), nullptr);
 }
 
 TEST(HostBoard, FindsNothingInMemoryThatItCannotOpen) {
