@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The link of a process to its job: which ranks take part, what they tell each other before there
-// is a group, and which are lost. The implementation is the module "cluster", over gRPC; tests may
-// put another in its place.
+// is a group, and which are lost. The implementation is the module "cluster", over gRPC; simulated
+// jobs have another (sim/coordination.h).
 #pragma once
 
 #include <tutti/error.h>
@@ -74,9 +74,9 @@ class Coordination {
   // DeadlineExceededError naming the ranks that did not come; the failure if the job fails; at most
   // 64 MiB together, names of at most 1 KiB. A barrier is an exchange of nothing. Timeouts are from
   // now; nanoseconds::max() is no limit. `why`, if not null, becomes what the service answered
-  // instead. With `sharing` it may return nothing: then `sharing->place` has become that of the
-  // rank with the values. A rank that cannot read there calls it again, without; before its next
-  // exchange.
+  // instead. With `sharing` the result may be empty; `sharing->place` is then where another rank of
+  // the host holds the values. A rank that cannot read them there repeats the call without
+  // `sharing`, before its next exchange.
   virtual std::vector<std::string> exchange(const std::string& name, const std::string& value,
                                             std::chrono::nanoseconds timeout,
                                             Failure* why = nullptr, Sharing* sharing = nullptr) = 0;

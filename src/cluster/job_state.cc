@@ -128,6 +128,7 @@ void JobState::exchange(const Waiter& waiter, const Exchange& call) {
   open.values[waiter.rank] = call.value;
   open.sharing[waiter.rank] = call.sharing;
   open.waiters.push_back(waiter);
+  open.deadline = std::min(open.deadline, waiter.deadline);
   open.bytes += call.value.size();
   if (open.bytes > kLargestTotal)
     return close_exchange(
@@ -138,12 +139,13 @@ void JobState::exchange(const Waiter& waiter, const Exchange& call) {
                             call.name, open.values.size(), members_.size(), in_mib(open.bytes),
                             in_mib(kLargestTotal))});
   if (open.values.size() == members_.size()) return close_exchange(call.name, {});
-  fail_what_needs_the_departed();
+  for (const int rank : left_) fail_what_needs(rank);
 }
 
 void JobState::leave(int rank) {
   depart(rank, Presence::left);
-  fail_what_needs_the_departed();
+  left_.push_back(rank);
+  fail_what_needs(rank);
 }
 
 void JobState::closed(int rank) {
@@ -192,18 +194,15 @@ void JobState::reply_values(const std::string& name, const OpenExchange& exchang
   }
 }
 
-void JobState::fail_what_needs_the_departed() {
-  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
-    if (members_[rank].presence != Presence::left) continue;
-    for (auto i = open_.begin(); i != open_.end();) {
-      const auto open = i++;
-      if (!open->second.values.contains(rank))
-        close_exchange(open->first,
-                       Failure{rank, ErrorCode::unavailable,
-                               fmt::format("exchange \"{}\": {} has left the job, and the exchange "
-                                           "needs it",
-                                           open->first, name(rank))});
-    }
+void JobState::fail_what_needs(int rank) {
+  for (auto i = open_.begin(); i != open_.end();) {
+    const auto open = i++;
+    if (!open->second.values.contains(rank))
+      close_exchange(open->first,
+                     Failure{rank, ErrorCode::unavailable,
+                             fmt::format("exchange \"{}\": {} has left the job, and the exchange "
+                                         "needs it",
+                                         open->first, name(rank))});
   }
 }
 
@@ -235,8 +234,10 @@ void JobState::hear(int rank, Time now) {
 
 void JobState::forgive(Time now, std::chrono::nanoseconds time) {
   for (Member& member : members_) member.last_heard = std::min(now, member.last_heard + time);
-  for (auto& [name, open] : open_)
+  for (auto& [name, open] : open_) {
     for (Waiter& waiter : open.waiters) waiter.deadline += time;
+    open.deadline += time;
+  }
 }
 
 void JobState::tick(Time now) {
@@ -252,8 +253,7 @@ void JobState::tick(Time now) {
 
 JobState::Time JobState::next_tick() const {
   Time next = next_heartbeat_;
-  for (const auto& [name, open] : open_)
-    for (const Waiter& waiter : open.waiters) next = std::min(next, waiter.deadline);
+  for (const auto& [name, open] : open_) next = std::min(next, open.deadline);
   return next;
 }
 
@@ -300,14 +300,13 @@ void JobState::send_heartbeats(Time now) {
 void JobState::fail_what_is_overdue(Time now) {
   for (auto i = open_.begin(); i != open_.end();) {
     const auto open = i++;
-    const auto& waiters = open->second.waiters;
-    const auto late = std::ranges::min_element(waiters, {}, &Waiter::deadline);
+    if (open->second.deadline > now) continue;
+    const auto late = std::ranges::min_element(open->second.waiters, {}, &Waiter::deadline);
     // If one rank has given up, the exchange cannot complete for the others.
-    if (late->deadline <= now)
-      close_exchange(open->first,
-                     Failure{first_missing(open->second), ErrorCode::deadline_exceeded,
-                             fmt::format("waited {} at \"{}\" for {}", in_seconds(late->timeout),
-                                         open->first, names_of_missing(open->second))});
+    close_exchange(open->first,
+                   Failure{first_missing(open->second), ErrorCode::deadline_exceeded,
+                           fmt::format("waited {} at \"{}\" for {}", in_seconds(late->timeout),
+                                       open->first, names_of_missing(open->second))});
   }
 }
 

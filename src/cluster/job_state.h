@@ -54,8 +54,8 @@ class JobState {
   void tick(Time now);
   Time next_tick() const;
 
-  // The first failure that a rank reported, or that failed the job. If it blames a rank that waited
-  // for another itself, that rank's failure.
+  // The first failure that a rank reported, or that failed the job. If it blames a rank that missed
+  // a deadline itself, the failure that that rank reported.
   std::optional<Failure> first_failure() const;
 
   bool empty() const;  // all ranks that came have left or are lost
@@ -85,6 +85,7 @@ class JobState {
     std::map<int, std::string> values;
     std::map<int, Sharing> sharing;
     std::vector<Waiter> waiters;
+    Time deadline = Time::max();  // the earliest of the waiters
     size_t bytes = 0;
   };
 
@@ -94,7 +95,7 @@ class JobState {
 
   void close_exchange(const std::string& name, std::optional<Failure> error);
   void reply_values(const std::string& name, const OpenExchange& exchange);
-  void fail_what_needs_the_departed();
+  void fail_what_needs(int rank);     // that has left
   void fail(const Failure& failure);  // the job
   void send_heartbeats(Time now);
   void take_heartbeat(int rank, const Heartbeat& heartbeat, Time now);
@@ -118,6 +119,7 @@ class JobState {
   const std::string host_;  // of the service
   Outlet& outlet_;
   std::vector<Member> members_;
+  std::vector<int> left_;  // those that have left
   std::optional<Failure> failure_, first_failure_;
   std::map<int, Failure> reported_;  // the first of each rank
   std::map<std::string, OpenExchange> open_;
