@@ -55,7 +55,7 @@ bool is_loopback(const sockaddr_storage& address) {
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
-// Sets what the system allows.
+// Sets what the system allows, and ignores what it refuses.
 void make_fast(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -68,7 +68,7 @@ void make_fast(int socket) {
     setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
 }
 
-// Of a call: it would never succeed.
+// Whether a call with this error would never succeed.
 bool is_final(int error) {
   switch (error) {
     case EMFILE:
@@ -89,7 +89,7 @@ bool is_final(int error) {
   }
 }
 
-// These few bytes always fit what the system keeps of a new connection.
+// These few bytes always fit the send buffer of a new connection.
 template <class T>
 bool send_whole(const File& file, const T& what) {
   return ::send(file.get(), &what, sizeof(what), MSG_NOSIGNAL | MSG_DONTWAIT) ==
@@ -152,7 +152,7 @@ Connector::PendingList::iterator Connector::begin(File file, Stage stage, uint32
                          {number, std::move(file), stage, Clock::now() + timing::kStrangerTimeout});
 }
 
-// A forked child may hold the file, too: the epoll and the peer forget it here.
+// A forked child may hold the file as well, so closing it would not end the connection.
 void Connector::end(PendingList::iterator pending) {
   if (pending->file) {
     epoll_ctl(epoll_, EPOLL_CTL_DEL, pending->file.get(), nullptr);
@@ -189,8 +189,8 @@ bool Connector::is_reached(int peer) const {
                                   call->second.pending->stage != Stage::connecting);
 }
 
-// A network may be cut for a while, the peer may have too many calls at once, or this process too
-// many files.
+// Calls again, since the network may be cut for a while, the peer may have too many calls at once,
+// or this process too many files.
 void Connector::call_failed(int peer, int error) {
   Call& call = calls_.at(peer);
   if (call.pending != pending_.end()) end(call.pending);
@@ -275,10 +275,9 @@ void Connector::advance(PendingList::iterator pending) {
     case Stage::challenge: {
       const int peer = int(pending->opening.to);
       const Digest expected = proof_of(Side::called, *pending);
-      // Else another program listens there now.
+      // If it differs, another program listens there now.
       if (CRYPTO_memcmp(expected.data(), pending->challenge.proof.data(), expected.size()))
         return call_failed(peer, EPROTO);
-      calls_.at(peer).failing_since.reset();
       pending->stage = Stage::reply;
       if (!send_whole(pending->file, proof_of(Side::caller, *pending)))
         call_failed(peer, ECONNRESET);
@@ -288,7 +287,9 @@ void Connector::advance(PendingList::iterator pending) {
     case Stage::reply: {
       const int peer = int(pending->opening.to);
       if (pending->reply == Reply::welcome) return has_connection(peer, pending);
-      // Unless it has given this rank up, the peer's own call is on its way or has arrived.
+      // The peer's own call is on its way: no failure. If it stays away, the peer gives this rank
+      // up.
+      if (pending->reply == Reply::wait_for_mine) calls_.at(peer).failing_since.reset();
       return call_failed(peer, pending->reply == Reply::lost ? ECONNREFUSED : ECONNRESET);
     }
     case Stage::connecting: break;
@@ -331,7 +332,7 @@ void Connector::accept_all() {
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     File file(accept4(place_.listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!file && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-      // No descriptor is left. The call waits in the system meanwhile.
+      // No descriptor is left. Calls wait in the system until there are some again.
       lacks_files_ = true;
       listen(false);
       listens_again_ = Clock::now() + timing::kCallAgain;
@@ -376,8 +377,8 @@ std::string Connector::take_refused() {
                      refused == 1 ? "" : "s", last_refused_);
 }
 
-// Before anything is done that has a deadline. While this process was suspended nothing could come
-// to pass.
+// Moves all deadlines by the time for which this process was suspended, since nothing could happen
+// then. Called before anything that has a deadline.
 void Connector::leave_out_suspensions() {
   const Clock::time_point now = Clock::now();
   const auto gap = now - std::exchange(looked_, now);
@@ -395,7 +396,7 @@ void Connector::check_deadlines() {
   if (!listens_ && now >= listens_again_) listen(true);
   for (auto at = pending_.begin(); at != pending_.end();) {
     const auto next = std::next(at);
-    if (!at->host.empty() && now >= at->deadline) refuse(at, "it does not say what it wants");
+    if (!at->host.empty() && now >= at->deadline) refuse(at, "it did not identify itself in time");
     at = next;
   }
   std::vector<int> due;
