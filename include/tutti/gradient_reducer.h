@@ -117,7 +117,8 @@ class GradientReducer {
   bool is_paused() const;  // by any Pause
 
   // Fails the step on all ranks: finish() throws AbortedError "rank 1 failed: REASON". For a
-  // backward pass that cannot go on.
+  // backward pass that cannot go on. A rank that has the sums of this step already gets it in the
+  // next.
   void abort(const std::string& reason);
 
  private:

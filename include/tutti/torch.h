@@ -63,7 +63,8 @@ class TorchDataParallel {
   const std::shared_ptr<Module>& module() const { return module_; }
 
   // The module's forward(). While it trains, it is a collective if the module has buffers: they
-  // become those of rank 0 first.
+  // become those of rank 0 first. A pass may begin at a tensor that it returns, or at one in a
+  // vector, pair or tuple of tensors.
   template <class... Args>
   auto forward(Args&&... args) {
     gradients_->begin_forward(module_->is_training());
@@ -80,9 +81,10 @@ class TorchDataParallel {
   // pass after it travel with what was added up.
   [[nodiscard]] GradientReducer::Pause no_sync() { return gradients_->reducer().no_sync(); }
 
-  // For inputs that end on some ranks before others. A collective, once per step: whether any rank
-  // has a batch. A rank that has none calls skip() in place of its passes, and then steps its
-  // optimizer as the others do.
+  // For inputs that end on some ranks before others. A collective, once per step and before its
+  // first batch: whether any rank has a batch. A rank that has none calls skip() in place of its
+  // passes, and then steps its optimizer as the others do. skip() stands for one forward(): a
+  // module with buffers is called once per step, or broadcast_buffers is false.
   //
   //   while (model.join(batch.has_value())) {
   //     optimizer.zero_grad();

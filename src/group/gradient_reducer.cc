@@ -237,6 +237,7 @@ struct GradientReducer::Impl {
   void finish() {
     {
       std::lock_guard lock(mutex);
+      if (!failure.empty()) throw AbortedError(failure);
       complete();
     }
     waited = {};
@@ -261,8 +262,10 @@ struct GradientReducer::Impl {
   }
 
   void abort(const std::string& reason) {
-    detail::GroupAccess::impl(group).fail(ErrorCode::aborted,
-                                          fmt::format("rank {} failed: {}", group.rank(), reason));
+    const std::string text = fmt::format("rank {} failed: {}", group.rank(), reason);
+    detail::GroupAccess::impl(group).fail(ErrorCode::aborted, text);
+    std::lock_guard lock(mutex);
+    if (failure.empty()) failure = text;
   }
 
   // Until nothing of the step works on the gradients any more.
@@ -300,6 +303,7 @@ struct GradientReducer::Impl {
   std::vector<size_t> order;  // in which gradients became ready
   std::vector<Work> works;    // of the first buckets
   std::optional<double> weight;
+  std::string failure;  // this rank's own
   bool has_order = false;
   std::weak_ptr<void> pause;
   std::chrono::nanoseconds waited{};

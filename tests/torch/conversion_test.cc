@@ -71,7 +71,7 @@ TEST(ToTorch, KeepsEveryTypeThatLibTorchHas) {
   }
 }
 
-TEST(ToTorch, RefusesReadOnlyMemoryAndNothing) {
+TEST(ToTorch, RefusesAnEmptyHandle) {
   EXPECT_EQ(caught([&] { to_torch(Tensor()); }).code, ErrorCode::failed_precondition);
 }
 

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <tutti/detail/expect_alike.h>
 #include <tutti/detail/torch_module.h>
@@ -31,8 +32,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     auto trained = parameters;
     std::erase_if(trained, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
     std::shared_ptr<TorchGradients> self(new TorchGradients(std::move(trained), group, options));
-    for (const auto* list : {&parameters, &buffers})
-      broadcast(self->reducer_.group(), *list, 0, self->parameters_.gpus());
+    for (const auto* list : {&parameters, &buffers}) broadcast(self->reducer_.group(), *list, 0);
     if (broadcasts_buffers) self->buffers_ = buffers;
     if (group.size() > 1) TorchMemory::install();
     self->add_hooks();
@@ -44,7 +44,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   void begin_forward(bool is_training) {
     if (!torch::GradMode::is_enabled() || reducer_.is_paused()) return;
     add_hooks();
-    if (is_training) broadcast(reducer_.group(), buffers_, root_, parameters_.gpus());
+    if (is_training) broadcast(reducer_.group(), buffers_, root_);
   }
 
   // A pass that starts at one of these ends when all nested ones have. A leaf would keep the hook.
@@ -59,6 +59,9 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   }
 
   bool join(bool has_batch) {
+    if (reducer_.is_paused())
+      throw FailedPreconditionError(
+          "join: no_sync() is in force; join comes once in a step, before its first batch");
     const Group& group = reducer_.group();
     std::vector<uint8_t> mine{has_batch}, all(size_t(group.size()));
     group.all_gather(mine, all);
@@ -66,7 +69,10 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     const bool any = first != all.end();
     root_ = any ? int(first - all.begin()) : 0;
     is_skipped_ = any && !has_batch;
-    if (any && std::count(first, all.end(), 1) < group.size()) reducer_.begin(has_batch);
+    const bool all_have = std::count(first, all.end(), 1) == group.size();
+    // A step before that did not end has left its weights.
+    if (any && (!all_have || is_weighted_)) reducer_.begin(has_batch);
+    is_weighted_ = any && !all_have;
     return any;
   }
 
@@ -78,7 +84,10 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     const auto supplied = parameters_.supply(reducer_.group());
     const TorchStreams streams(parameters_.gpus());
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_.has_gradient(i)) parameters_.set_zero_gradient(i);
+      if (!parameters_.has_gradient(i)) {
+        if (may_miss_) continue;
+        parameters_.set_zero_gradient(i);
+      }
       set_ready(i);
     }
     finish();
@@ -87,11 +96,12 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
  private:
   // A backward pass. If it goes without having finished, it ended with an exception.
   struct Pass {
-    explicit Pass(std::shared_ptr<TorchGradients> g) : gradients(std::move(g)) {}
+    Pass(std::shared_ptr<TorchGradients> g, bool a) : gradients(std::move(g)), is_of_all(a) {}
     ~Pass() {
       if (!is_over) gradients->abandon();
     }
     const std::shared_ptr<TorchGradients> gradients;
+    const bool is_of_all;  // leaves: by backward(), not by grad() or with `inputs`
     const std::shared_ptr<const TorchSupply> supplied =
         gradients->parameters_.supply(gradients->reducer_.group());
     bool is_over = false;
@@ -133,20 +143,21 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
       if (!failure_.empty())
         throw AbortedError(torch_text("rank ", reducer_.group().rank(), " failed: ", failure_));
       if (!pass_.expired()) return;
-      pass_ = pass = std::make_shared<Pass>(shared_from_this());
+      const auto* const wanted = torch::autograd::get_current_graph_task_exec_info();
+      pass_ = pass = std::make_shared<Pass>(shared_from_this(), !wanted || wanted->empty());
     }
     torch::autograd::Engine::get_default_engine().queue_callback([pass] {
       pass->is_over = true;
-      pass->gradients->end_pass();
+      pass->gradients->end_pass(pass->is_of_all);
     });
   }
 
-  void end_pass() {
+  void end_pass(bool is_of_all) {
     {
       const std::lock_guard lock(mutex_);
       pass_.reset();
-      // One of autograd::grad(), which accumulates nothing.
-      if (std::find(is_ready_.begin(), is_ready_.end(), true) == is_ready_.end()) return;
+      const bool has_any = std::find(is_ready_.begin(), is_ready_.end(), true) != is_ready_.end();
+      if (!has_any && !(is_of_all && parameters_.has_trained())) return;
     }
     finish();
   }
@@ -181,6 +192,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   }
 
   void finish() {
+    is_weighted_ = false;
     const std::vector<bool> is_ready =
         std::exchange(is_ready_, std::vector<bool>(parameters_.size()));
     const TorchStreams streams(parameters_.gpus());
@@ -209,8 +221,8 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   GradientReducer reducer_;
   // LibTorch itself does not keep them.
   std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
-  int root_ = 0;  // the rank whose buffers count
-  bool is_skipped_ = false;
+  int root_ = 0;                                   // the rank whose buffers count
+  bool is_skipped_ = false, is_weighted_ = false;  // by join()
   std::mutex mutex_;
   std::weak_ptr<Pass> pass_;
   std::vector<bool> is_ready_;

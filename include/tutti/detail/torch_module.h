@@ -77,10 +77,20 @@ inline std::vector<std::string> torch_lines(const std::vector<NamedTensor>& para
   return lines;
 }
 
+// The GPUs that hold any of them.
+inline std::vector<std::string> gpus_of(const std::vector<NamedTensor>& list) {
+  std::vector<std::string> gpus;
+  for (const auto& [name, tensor] : list) {
+    if (tensor.is_cpu()) continue;
+    const std::string gpu = device_of_torch(tensor);
+    if (std::find(gpus.begin(), gpus.end(), gpu) == gpus.end()) gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
 // The memory of each, which has the same layout on all ranks, becomes that of `root`.
-inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root,
-                      const std::vector<std::string>& gpus) {
-  const TorchStreams streams(gpus);
+inline void broadcast(const Group& group, const std::vector<NamedTensor>& list, int root) {
+  const TorchStreams streams(gpus_of(list));
   std::vector<Tensor> tensors;
   for (const auto& [name, tensor] : list)
     tensors.push_back(from_torch(tensor.detach().as_strided({tensor.numel()}, {1})));

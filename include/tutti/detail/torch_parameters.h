@@ -25,9 +25,8 @@ class TorchParameters {
       devices_.push_back(device_of_torch(parameter));
       if (parameter.is_cpu())
         sizes_.push_back(size_t(parameter.numel()) * parameter.element_size());
-      else if (std::find(gpus_.begin(), gpus_.end(), devices_.back()) == gpus_.end())
-        gpus_.push_back(devices_.back());
     }
+    gpus_ = gpus_of(list_);
     std::sort(sizes_.begin(), sizes_.end());
     sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
   }
@@ -54,6 +53,11 @@ class TorchParameters {
     return supply;
   }
 
+  // Whether any still needs a gradient.
+  bool has_trained() const {
+    return std::any_of(list_.begin(), list_.end(),
+                       [](const NamedTensor& p) { return p.tensor.requires_grad(); });
+  }
   bool has_gradient(size_t i) const { return list_[i].tensor.grad().defined(); }
   // The gradient where it lies, once it is like the parameter, and no other tensor has its memory,
   // which is to hold the mean: two gradients may be views of one tensor. `added`: what a backward
