@@ -21,11 +21,11 @@ namespace {
 using namespace std::chrono_literals;
 
 // After the launcher's death a worker has time to report that the coordination is gone, is then
-// asked to end, and is then killed. All of it takes two seconds at most.
-constexpr auto kLastWords = 1000ms;
-constexpr auto kTermination = 500ms;
-constexpr auto kKilling = 10s;  // the most that it takes to find the last process
-constexpr auto kAgain = 20ms;
+// asked to end, and is killed 1.5 s after the death.
+constexpr auto kReporting = 1000ms;   // to SIGTERM
+constexpr auto kTermination = 500ms;  // from SIGTERM to SIGKILL
+constexpr auto kKilling = 10s;        // the most that it takes to find the last process
+constexpr auto kAgain = 20ms;         // from one search to the next
 
 // Empty if the process is gone, or another user's.
 std::string environment_of(const std::filesystem::path& process) {
@@ -65,7 +65,7 @@ bool signal_all(std::set<pid_t>& groups, const std::string& mark, int signal) {
 }
 
 void end_all(std::set<pid_t>& groups, const std::string& mark) {
-  std::this_thread::sleep_for(kLastWords);
+  std::this_thread::sleep_for(kReporting);
   signal_all(groups, mark, SIGTERM);
   signal_all(groups, mark, SIGCONT);  // a suspended process gets no other signal
   std::this_thread::sleep_for(kTermination);

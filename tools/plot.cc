@@ -43,7 +43,7 @@ double median(std::vector<double> values) {
 }  // namespace
 
 std::string plot(const std::vector<Measurement>& measurements, PlotTitle title) {
-  // Of several rounds of a library the medians are drawn.
+  // Each point is the median over a library's rounds.
   struct Point {
     std::vector<double> times, lows, highs;
   };

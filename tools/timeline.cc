@@ -215,7 +215,8 @@ int merge(const std::string& out, const std::vector<std::string>& paths) {
   fmt::print("{}: events: {}, ranks: {}, hosts: {}; clocks agree to {:.3g} ms\n", out, events,
              parts.size(), hosts.size(), double(error) / 1e6);
   if (!missing.empty())
-    fmt::print(stderr, "tutti timeline: not there: rank {}\n", fmt::join(missing, ", "));
+    fmt::print(stderr, "tutti timeline: the timelines of these ranks are missing: {}\n",
+               fmt::join(missing, ", "));
   return 0;
 }
 

@@ -93,7 +93,7 @@ std::string collective_leader(const ClusterSpec& cluster, const std::string& tas
 // As collective_leader, but ps 0 comes first.
 std::string coordination_leader(const ClusterSpec& cluster);
 
-// What a resolver is told, and so need not find.
+// Values that a resolver takes as given, and need not find.
 struct ClusterResolverOptions {
   // As the methods of ClusterResolver return them.
   std::optional<std::string> task_type = {};
@@ -115,7 +115,7 @@ class ClusterResolver {
   std::string task_type() const;
   std::optional<int> task_id() const;
   std::string rpc_layer() const;  // the protocol that master() names; empty: none
-  // Of every task, as the options say; 0 unless they do.
+  // The number of accelerators of each task, from the options; 0 if they do not say.
   int num_accelerators(const std::string& type = "GPU") const;
 
   // "address" or "rpc_layer://address" of this task, or of the one that is named. Empty if the
@@ -124,7 +124,8 @@ class ClusterResolver {
                      std::optional<int> task_id = {},
                      const std::optional<std::string>& rpc_layer = {}) const;
 
-  // From now on in place of what is found. InvalidArgumentError for a negative id.
+  // Values to use from now on in place of those that are found. InvalidArgumentError for a negative
+  // id.
   void set_task_type(std::string task_type) { options_.task_type = std::move(task_type); }
   void set_task_id(int task_id);
   void set_rpc_layer(std::string rpc_layer) { options_.rpc_layer = std::move(rpc_layer); }

@@ -103,9 +103,10 @@ class CrossDeviceOps {
                                                  const Destinations& destinations, size_t axis,
                                                  const CommunicationOptions& options);
 
-  // Whether components of other processes take part. If so, one component alone is work, too.
+  // Whether components of other processes take part. If so, a value with one component still has to
+  // be reduced.
   virtual bool spans_processes() const { return false; }
-  // Taken for what the options of a call do not set.
+  // Used for each option that a call leaves at its default.
   virtual CommunicationOptions default_options() const { return {}; }
 
  private:

@@ -38,7 +38,7 @@ class Tensor {
  public:
   Tensor() = default;
 
-  // New memory: as it comes, or zeros.
+  // New memory, uninitialised or zero.
   static Tensor empty(const Shape& shape, DType dtype, std::string_view device = {});
   static Tensor zeros(const Shape& shape, DType dtype, std::string_view device = {});
   // InvalidArgumentError if an integer dtype cannot hold `value`.
@@ -65,8 +65,8 @@ class Tensor {
 
   // Takes over a tensor of another library's, without a copy; its deleter runs when the last handle
   // goes. On an error the caller keeps it. InvalidArgumentError for what Tutti has no type or
-  // device for, and for strided memory. On a GPU, in both directions, the memory is good for what
-  // this thread's stream does next; a StreamScope makes that the other library's.
+  // device for, and for strided memory. On a GPU, in both directions, the memory may be used by
+  // what this thread enqueues next on its stream; a StreamScope makes that the other library's.
   static Tensor from_dlpack(DLManagedTensor* tensor);
   static Tensor from_dlpack(DLManagedTensorVersioned* tensor);
   // A handle for another library, without a copy. The receiver calls its deleter.

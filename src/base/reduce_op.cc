@@ -97,8 +97,8 @@ void CommunicationOptions::validate(std::string_view what) const {
     throw InvalidArgumentError(
         fmt::format("{}: bytes_per_pack is {}, expected 0 or more", what, bytes_per_pack));
   if (timeout && timeout->count() < 0)
-    throw InvalidArgumentError(fmt::format("{}: the timeout is {} ns, expected 0 (forever) or more",
-                                           what, timeout->count()));
+    throw InvalidArgumentError(fmt::format(
+        "{}: the timeout is {} ns, expected 0 (no limit) or more", what, timeout->count()));
 }
 
 }  // namespace tutti

@@ -23,8 +23,8 @@ class World {
   using Time = std::chrono::steady_clock::time_point;
 
   virtual Time now() = 0;
-  // Until wake(key), or until `until`. At the end of the world it throws what ends the thread; in a
-  // destructor it must not, and returns.
+  // Waits for wake(key), or until `until`. At the end of the world it throws what ends the thread;
+  // in a destructor it must not, and returns.
   enum class In { function, destructor };
   virtual void wait(const void* key, Time until, In place = In::function) = 0;
   virtual void wake(const void* key) = 0;
@@ -32,8 +32,8 @@ class World {
   virtual void spawn(std::function<void()> body) = 0;
   // What tells the thread that calls this from all others.
   virtual const void* thread() = 0;
-  // The process works on that number of bytes. False: with lengths alone, so there are no bytes to
-  // touch.
+  // The process works on this many bytes, for which time passes. Returns whether there are bytes:
+  // false in a world of lengths alone.
   virtual bool works_on(size_t bytes) = 0;
   virtual void log(LogLevel level, const std::string& text) = 0;
   // The job of the process; null before it has joined.
@@ -53,8 +53,8 @@ extern thread_local constinit World* world;
 // Of this thread; null: the machine.
 inline World* world() { return detail::world; }
 
-// Work on a number of bytes: the world takes its time for it. True: it knows lengths alone, and
-// there is nothing to do.
+// Passes the time of working on this many bytes. True if the world has lengths alone, so that there
+// is nothing to compute.
 inline bool is_length_only(size_t bytes) {
   World* const simulated = world();
   return simulated && !simulated->works_on(bytes);

@@ -22,7 +22,7 @@ namespace {
 
 using cross_device::PackingOptions;
 
-// NCCL reduces between GPUs, one replica on each. GPUs of one physical GPU are none.
+// NCCL reduces between GPUs, one replica on each. Logical GPUs of one physical GPU do not count.
 void check_nccl(std::span<const ValueDestinationPair> pairs) {
   const auto device_of = [](const Value& v) {
     return &detail::TensorAccess::device(v.is_sparse() ? v.slices().values : v.tensor());
@@ -42,13 +42,12 @@ void check_nccl(std::span<const ValueDestinationPair> pairs) {
       }
       if (base::settings().backend == "nccl")
         throw UnavailableError(
-            fmt::format("\"nccl\" reduces between distinct GPUs, and the replicas are on others, "
-                        "such as {}; unset "
-                        "TUTTI_BACKEND=nccl to fall back to a fused reduction",
+            fmt::format("\"nccl\" reduces between distinct GPUs, and the replica on {} has none of "
+                        "its own; unset TUTTI_BACKEND=nccl to fall back to a fused reduction",
                         v.device()));
       static const std::string text =
-          "\"nccl\" reduces between distinct GPUs, and the replicas are on others; falling back to "
-          "a fused reduction";
+          "\"nccl\" reduces between distinct GPUs, and not every replica has one of its own; "
+          "falling back to a fused reduction";
       return base::log_once(base::LogLevel::warning, text);
     }
   }

@@ -146,12 +146,12 @@ struct CollectiveAllReduce::State {
     if (devices[0]->gpu() >= 0) return;
     if (base::settings().backend == "nccl")
       throw UnavailableError(
-          "\"nccl\" reduces between distinct GPUs, and the replicas are on others; unset "
+          "\"nccl\" reduces between GPUs, and the replicas are not on GPUs; unset "
           "TUTTI_BACKEND=nccl to fall back");
     base::log_once(
         base::LogLevel::warning,
-        "\"nccl\" reduces between distinct GPUs, and the replicas are on others; falling "
-        "back to the group's own way");
+        "\"nccl\" reduces between GPUs, and the replicas are not on GPUs; falling back to the "
+        "group's own way");
   }
 
   // All values with `components` leaves on each rank, in one memory.

@@ -43,9 +43,9 @@ class Work {
     to_.reserve(reductions * replicas);
   }
 
-  // outputs[k][at...] = the inputs, combined, which live until this has been run. That happens
-  // where the first output is, on that GPU or in host memory; what is elsewhere is copied there and
-  // from there.
+  // Adds a reduction of `inputs`, which must live until it has run. Its results go to each output,
+  // from byte `at_byte` on. It runs where the first output is: on that GPU, or in host memory.
+  // Inputs elsewhere are copied there first, and the results are copied to outputs elsewhere.
   void add(ReduceOp op, const auto& inputs, std::span<const Tensor> outputs, size_t at_byte,
            int64_t divisor) {
     const Tensor& first = tensor_of(*std::ranges::begin(inputs));

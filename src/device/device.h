@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A logical device: its name, its memory, and how bytes get in and out of it. CPUs are here; other
-// types come from providers that a module registers.
+// A logical device: its name, its memory, and how bytes get in and out of it. The provider of CPUs
+// is in device.cc, that of GPUs in gpu.cc; tests register one of fake GPUs.
 #pragma once
 
 #include <tutti/device.h>

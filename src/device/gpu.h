@@ -43,7 +43,8 @@ class GpuRuntime {
   virtual bool reached(Event event) = 0;
   virtual void release(Event event) noexcept = 0;
 
-  // Memory that is there for what `stream` does next, and back when it has done what was enqueued.
+  // Stream-ordered memory: usable by what is enqueued on `stream` next, and free again once the
+  // stream has reached the deallocation.
   virtual void* allocate(int gpu, size_t bytes, Stream stream) = 0;
   virtual void deallocate(int gpu, void* data, Stream stream) noexcept = 0;
   virtual void release_cached(int gpu) noexcept = 0;
@@ -113,8 +114,8 @@ class Fence {
   std::vector<Point> points_;
 };
 
-// For threads that use Tutti's own streams and work for this one: what they enqueue from here on
-// comes behind what this thread has enqueued. Their results it gets behind a Fence().wait().
+// Orders what threads on Tutti's own streams enqueue from here on behind what this thread has
+// enqueued. Fence().wait() orders this thread behind their results.
 void hand_over();
 
 // Copies between two memories of which at least one is a GPU's. To the host: returns when the bytes

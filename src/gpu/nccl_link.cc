@@ -119,7 +119,7 @@ struct NcclLink::State {
   using Failure = std::pair<ErrorCode, std::string>;
 
   const GpuSupport& support;
-  // Under `launching`, as is everything that is asked of them.
+  // Guards the communicators: all their calls are made under this mutex.
   std::mutex launching;
   NcclCommunicators communicators;
   const std::vector<int> gpus;
@@ -161,7 +161,7 @@ struct NcclLink::State {
   void await_reason(const std::string& during);
   [[noreturn]] void explain(const Error& error, const std::string& during);
   void abort() noexcept;
-  void say_goodbye() noexcept;
+  void close_communicators() noexcept;
 };
 
 // The threads that watch. At exit they are joined before CUDA, and what was made before them, is
@@ -365,13 +365,13 @@ void NcclLink::State::run() {
   }
   const bool left = closing;
   lock.unlock();
-  if (left) say_goodbye();
+  if (left) close_communicators();
 }
 
-void NcclLink::State::say_goodbye() noexcept {
+void NcclLink::State::close_communicators() noexcept {
   if (failure) return;
   support.nccl()->close(std::move(communicators), [until = Clock::now() + timing::kGpuShutdown] {
-    if (Clock::now() > until) throw DeadlineExceededError("farewell");
+    if (Clock::now() > until) throw DeadlineExceededError("closing took too long");
   });
 }
 

@@ -124,8 +124,8 @@ int64_t rows_in(const std::vector<Tensor>& element) {
   return element[0].shape()[0];
 }
 
-// From batches that are meant for all workers, takes the rows of this worker's replicas in each
-// step. Its next step takes the next rows, since the batch is all its own.
+// Cuts the batches of a dataset that this worker alone reads. A batch has the rows of a step of all
+// workers, so a step takes the share of this worker's replicas, and the next step the next rows.
 Dataset cut_for_workers(const Dataset& dataset, const Layout& layout) {
   // As many rows as this worker takes of a batch, then as many as each worker after it.
   const auto shares = [n = layout.num_replicas(), local = int64_t(layout.devices.size()),
@@ -139,7 +139,8 @@ Dataset cut_for_workers(const Dataset& dataset, const Layout& layout) {
   };
   if (const auto batch_size = dataset.batch_size()) {
     std::vector<int64_t> sizes = shares(*batch_size);
-    // If there are not rows for all, workers take turns, or else some would never read their data.
+    // If a batch has fewer rows than workers, the workers take turns. Some would otherwise never
+    // read their data.
     if (std::ranges::min(sizes) > 0) sizes.resize(1);
     return detail::rebatched(dataset, std::move(sizes));
   }

@@ -83,8 +83,8 @@ class InterleaveNode::InterleaveCursor : public StepCursor {
     return {};
   }
 
-  // Opens the datasets of all places in the order in which the places come up, so that each gets
-  // the dataset that it would get then.
+  // Opens datasets ahead of time in the order of their turns, so that every place gets the same
+  // dataset as without reading ahead.
   void open_ahead() {
     const auto cycle = size_t(node_.lengths_.cycle);
     if (!std::exchange(begun_, true))  // those restored from a state

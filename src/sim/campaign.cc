@@ -30,8 +30,8 @@ struct Chunk {
   uint64_t next, last;
 };
 
-// A process that runs trials, and says of each first that it begins, then what it violated:
-// "seed\n" and "text\n...=\n".
+// A process that runs trials. It writes the seed of a trial before it begins, and the violations
+// afterwards: "seed\n" and "text\n...=\n".
 struct Worker {
   Chunk chunk;
   pid_t pid = -1;
@@ -84,12 +84,14 @@ class Runner {
   void start() {
     int ends[2];
     if (pipe(ends) != 0)
-      throw ResourceExhaustedError(fmt::format("simulate: no pipe: {}", std::strerror(errno)));
+      throw ResourceExhaustedError(
+          fmt::format("simulate: cannot make a pipe: {}", std::strerror(errno)));
     Worker worker{.chunk = chunks_.front()};
     chunks_.pop_front();
     worker.pid = fork();
     if (worker.pid < 0)
-      throw ResourceExhaustedError(fmt::format("simulate: no process: {}", std::strerror(errno)));
+      throw ResourceExhaustedError(
+          fmt::format("simulate: cannot start a process: {}", std::strerror(errno)));
     if (worker.pid == 0) {
       close(ends[0]);
       work(worker.chunk, ends[1], campaign_.faults);
@@ -116,7 +118,7 @@ class Runner {
     }
   }
 
-  // False: it has ended.
+  // False if the worker has ended.
   bool read(Worker& worker) {
     char buffer[4096];
     const ssize_t bytes = ::read(worker.file, buffer, sizeof(buffer));
@@ -158,7 +160,7 @@ class Runner {
     int status = 0;
     while (waitpid(worker.pid, &status, 0) < 0 && errno == EINTR) {
     }
-    // One that ends between two trials cannot go on.
+    // A worker that ends between two trials counts as a finding of the next one.
     if (!worker.current && worker.chunk.next <= worker.chunk.last)
       worker.current = Finding{worker.chunk.next, {}};
     if (worker.current) {

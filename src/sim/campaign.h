@@ -17,13 +17,13 @@ struct Finding {
 struct Campaign {
   uint64_t first = 0, last = 0;  // seeds, both included
   int jobs = 1;                  // processes at a time
-  bool faults = true;            // else none goes wrong
-  int seconds = 15;              // that one trial may take
+  bool faults = true;            // false: nothing goes wrong
+  int seconds = 15;              // the most that one trial may take
   std::function<void(uint64_t done, uint64_t failed)> progress = {};
-  std::function<void(const Finding&)> found = {};  // at once
+  std::function<void(const Finding&)> found = {};  // called as soon as a trial has failed
 };
 
-// What failed, by seed. Called on a process with one thread.
+// Returns what failed, by seed. The process must have one thread.
 std::vector<Finding> run(const Campaign& campaign);
 
 }  // namespace tutti::sim

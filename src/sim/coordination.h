@@ -16,10 +16,10 @@ namespace tutti::sim {
 class SimulatedService;
 class SimulatedCoordination;
 
-// What connects them. It outlives them.
+// What connects the service and the ranks. It outlives them.
 class CoordinationHub {
  public:
-  // `processes`: of each rank. `service`: the process that runs the service.
+  // `processes`: by rank. `service`: the process that runs the service.
   CoordinationHub(World& world, const cluster::Job& job, std::string address,
                   std::vector<int> processes, int service);
 

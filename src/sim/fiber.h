@@ -21,7 +21,7 @@ class Stacks {
   std::vector<std::byte*> slabs_, free_;
 };
 
-// Everything on one thread.
+// For use on one thread.
 class Fiber {
  public:
   Fiber(Stacks& stacks, std::function<void()> body);
@@ -43,7 +43,7 @@ class Fiber {
   std::function<void()> body_;
   void* context_;            // of the fiber while it is paused
   void* resumer_ = nullptr;  // of the thread while the fiber runs
-  // Of the side that does not run: exceptions that are being handled there.
+  // The exceptions that are being handled on the side that does not run.
   struct {
     void* caught = nullptr;
     unsigned uncaught = 0;

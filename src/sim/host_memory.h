@@ -18,8 +18,8 @@
 
 namespace tutti::sim {
 
-// What the processes of one host allocate to share it. Other memory is their own. What a process
-// gives back is gone for all; what it has at its end stays where others map it.
+// The memory that the processes of one host allocate to share it. Other memory is their own. Memory
+// that a process frees is gone for all; what it has when it ends stays, since others may use it.
 class HostMemory {
  public:
   explicit HostMemory(World& world) : world_(world) {}
@@ -43,7 +43,7 @@ class HostMemory {
                 munmap(p, bytes);
             }};
   }
-  // Nothing that this process gives back goes away from now on.
+  // Keeps all memory that this process frees from now on.
   void abandon() { state_->abandoned.insert(world_.current()); }
   size_t allocations() const { return state_->shared.size(); }
   bool is_shared(const void* data, size_t bytes) const {

@@ -50,7 +50,7 @@ class SimulatedSite final : public group::Site {
   }
   std::unique_ptr<group::Transport> connect(const std::vector<group::Hello>&, Bootstrap& boot,
                                             group::Link& link) override {
-    // Others may send as soon as all are here.
+    // Other ranks may send as soon as all have opened their transports.
     auto transport = job_.fabric_->open(boot.membership.rank);
     link.exchange(transport->name(), "");
     return transport;
@@ -99,7 +99,7 @@ void SimulatedJob::start(int rank, std::function<void()> body,
         .source = "a simulation"};
     std::exception_ptr failed;
     try {
-      std::optional<group::Job> job;  // none of one rank
+      std::optional<group::Job> job;  // empty if there is one rank
       if (size() > 1)
         world_.job() = &job.emplace(membership, std::make_unique<SimulatedSite>(*this));
       try {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated job: the processes of its ranks and of its launcher, and what they reach each other
-// by.
+// A simulated job: the processes of its ranks and of its launcher, and what connects them.
 #pragma once
 
 #include <functional>
@@ -22,11 +21,11 @@ class HostMemory;
 class SimulatedJob {
  public:
   struct Options {
-    std::vector<int> hosts = {};  // of each rank
+    std::vector<int> hosts = {};  // by rank
     World::Options world = {};
     nanoseconds heartbeat_timeout = std::chrono::seconds(10);
     bool chief_serves = false;
-    base::Costs costs = {};  // that ranks choose their ways by
+    base::Costs costs = {};  // the costs by which ranks choose algorithms
   };
   explicit SimulatedJob(const Options& options);
   ~SimulatedJob();
@@ -40,7 +39,7 @@ class SimulatedJob {
   int launcher() const { return launcher_; }
 
   // `body` runs in the process of the rank, which has joined the job, and leaves it afterwards.
-  // over(error): the process ends, by an error of the program or of the job if there is one.
+  // Calls over(error) when the process ends: with an error of the program or of the job, or null.
   void start(int rank, std::function<void()> body,
              std::function<void(const std::exception* error)> over);
 
@@ -48,7 +47,7 @@ class SimulatedJob {
   void cut_off(int host);
   void mend();
 
-  // Once the job is over: what its processes should have given back.
+  // Adds what the processes should have freed. Called once the job is over.
   void find_leaks(std::vector<std::string>& leaks) const;
 
  private:
@@ -56,10 +55,10 @@ class SimulatedJob {
 
   const Options options_;
   World world_;
-  std::vector<int> processes_;  // of each rank
+  std::vector<int> processes_;  // by rank
   int launcher_;
   cluster::Job description_;
-  std::vector<std::shared_ptr<HostMemory>> memory_;  // of each host
+  std::vector<std::shared_ptr<HostMemory>> memory_;  // by host
   std::set<std::pair<int, int>> cuts_;
   std::unique_ptr<Fabric> fabric_;
   std::unique_ptr<CoordinationHub> hub_;

@@ -16,18 +16,18 @@ namespace {
 using namespace std::chrono_literals;
 using Kind = Operation::Kind;
 
-// "Within a second", and what it takes to look and to tell.
+// What the contract calls "within a second", with the time to notice and to report.
 constexpr nanoseconds kWithinASecond = 1s + 200ms;
-// The service is missed within two.
+// The same for the loss of the service, which takes two seconds.
 constexpr nanoseconds kServiceMissed = 2s + 200ms;
-// How far beyond a deadline a rank may speak, since others go first.
+// How long after a deadline a rank may fail, since other ranks fail first.
 constexpr nanoseconds kBeyondDeadline = 1s + 300ms;
-// Until an error that one rank has thrown has reached the others of its group.
+// The time in which an error of one rank reaches the others of its group.
 constexpr nanoseconds kPublished = 500ms;
 // An operation that all ranks have come to takes less than the time between two polls, which would
 // hide a wake-up that was missed.
 constexpr nanoseconds kWithoutAPoll = 15ms;
-// For leaving: the last messages, the service, and ranks that the chief stays for.
+// The time to leave: for the last messages, the service, and ranks that the chief stays for.
 constexpr nanoseconds kLeaving = 8s;
 
 double ms(nanoseconds time) { return double(time.count()) / 1e6; }
@@ -110,7 +110,7 @@ class Judge {
       if (!isdigit(text[at + name.size()])) return true;
     return false;
   }
-  // Whether the first that it names is on this host.
+  // Whether the first rank or host that the text names is this host, or on it.
   static bool accuses_host(const std::string& text, int host) {
     size_t at = text.find("host");
     while (at != text.npos && !isdigit(text[at + 4])) at = text.find("host", at + 1);
@@ -119,7 +119,7 @@ class Judge {
            rest.starts_with(fmt::format("host{})", host));
   }
 
-  // Whether the rank is, or was for long, without a way to act.
+  // Whether the rank was suspended for so long that others must notice.
   bool is_held(int rank) const {
     return std::ranges::any_of(lethal_, [&](size_t f) {
       return faults()[f].kind == Fault::Kind::suspend && faults()[f].rank == rank;
@@ -145,7 +145,7 @@ class Judge {
       violated("rank {} fails by something that is no error of Tutti: {}", rank, s.error);
   }
 
-  // Whether a rank cannot have its result without what another gives.
+  // Whether the result of `rank` needs data from `on`.
   bool depends(int rank, int on, size_t k) const {
     const Operation& o = schedule_.operations[k];
     const std::vector<int> members = schedule_.members(rank, k);
@@ -180,7 +180,8 @@ class Judge {
       return fault.kind == Fault::Kind::mismatch && fault.rank == rank && fault.operation == int(k);
     });
   }
-  // Its operations from one it left out on are met by the others' operations before.
+  // Whether the rank has left out an operation before: its later ones then meet other operations of
+  // its peers.
   bool has_skipped(int rank, size_t k) const {
     return std::ranges::any_of(lethal_, [&](size_t f) {
       const Fault& fault = faults()[f];
@@ -221,8 +222,8 @@ class Judge {
     return found->second;
   }
 
-  // Whether a rank cannot tell that this one is stopped from a network that is cut: it is all that
-  // there is elsewhere, and serves.
+  // Whether a suspended chief looks to `rank` like a cut network: the chief is the only rank on
+  // another host, and runs the service.
   bool is_indistinct(int stopped, int rank) const {
     if (stopped != 0 || !schedule_.chief_serves) return false;
     for (int r = 1; r < schedule_.size(); ++r)
@@ -230,7 +231,7 @@ class Judge {
     return schedule_.hosts[0] != schedule_.hosts[size_t(rank)];
   }
 
-  // Those with ranks that had not left.
+  // The number of hosts with ranks that had not left.
   size_t hosts_at(nanoseconds time) const {
     std::set<int> hosts;
     for (int rank = 0; rank < schedule_.size(); ++rank)
@@ -239,7 +240,7 @@ class Judge {
     return hosts.size();
   }
 
-  // A chief that is done stays for the others, and takes the service with it.
+  // Whether the chief has left, and the service with it. It stays for the others, but not for long.
   bool is_chief_gone(nanoseconds at) const {
     const Story& chief = story(0);
     return schedule_.chief_serves && chief.ending == Story::Ending::left && chief.ended <= at;
@@ -275,7 +276,7 @@ class Judge {
       case Fault::Kind::mute:
       case Fault::Kind::deafen:
         if (!is_late && !is_unavailable) return false;
-        // Before ranks reach each other, they know the service alone.
+        // Ranks that are still joining know only the service.
         if (!k) return text.find("host") != text.npos;
         // It takes two and a half heartbeats to miss the service.
         if (schedule_.timeout < 2500ms) return text.find("host") != text.npos;
@@ -303,7 +304,8 @@ class Judge {
     return false;
   }
 
-  // A rank that fails in one group is missed in its others: it waits there, and then it ends.
+  // Whether the error names a rank that failed in another group. Its peers in this group wait for
+  // it, until it ends.
   bool explains_by_another(int rank, std::optional<size_t> k, nanoseconds at, ErrorCode code,
                            const std::string& text) const {
     const bool is_late = code == ErrorCode::deadline_exceeded;
@@ -332,7 +334,7 @@ class Judge {
     return {o.on, made, o.on == Operation::On::part ? schedule_.color(rank, k) : 0};
   }
 
-  // A rank that ends by itself has said so before.
+  // Whether the text reports a rank as dead that left. Such a rank has announced that it leaves.
   bool takes_for_dead(const std::string& text) const {
     if (is_cut_) return false;
     for (const char* const words : {"the connection to rank ", "has died (process"}) {
@@ -357,7 +359,7 @@ class Judge {
     if (is_chief_gone(at) && text.find(service()) != text.npos) return;
     const bool is_local = std::ranges::any_of(lethal_, [&](size_t f) {
       const Fault::Kind kind = faults()[f].kind;
-      // A death fails the groups that hold the rank.
+      // A death fails only the groups that the rank is in.
       if ((kind == Fault::Kind::kill || kind == Fault::Kind::abort) && k)
         return !is_member(faults()[f].rank, rank, *k);
       return kind == Fault::Kind::mismatch || kind == Fault::Kind::skip ||
@@ -384,7 +386,7 @@ class Judge {
     else
       check_error(rank, s.again->operation, s.again->ended, *s.again->code, s.again->error,
                   "gets in a later call");
-    // A group that could not be made leaves the others as they are.
+    // If a group cannot be made, the other groups go on, so a later call may wait.
     const bool is_new = operation(*s.again).kind == Kind::duplicate;
     if (s.again->ended - s.again->began > kPublished && !is_held(rank) && !is_new)
       violated("rank {}: a later call waits for {:.0f} ms", rank,
@@ -398,11 +400,11 @@ class Judge {
     return o.kind == Kind::all_gather_uneven ? 2 * schedule_.timeout : schedule_.timeout;
   }
 
-  // By when a call must be over that began when the rank came to it.
+  // When a call that began at this time must be over.
   nanoseconds limit_of(int rank, const Call& call, nanoseconds began) const {
     const Operation& o = operation(call);
     nanoseconds limit = began + timeout_of(o) + kBeyondDeadline;
-    if (is_cut_) return limit + extra_;  // news may not get here
+    if (is_cut_) return limit + extra_;  // reports of failures may not get here
     const bool is_served = std::ranges::none_of(lethal_, [&](size_t f) {
       const Fault& fault = faults()[f];
       return fault.kind == Fault::Kind::kill_service ||
@@ -429,7 +431,7 @@ class Judge {
             limit = std::min(limit, since + schedule_.heartbeat_timeout + 2s);
           break;
         case Fault::Kind::kill_service:
-          // Groups go on without the chief.
+          // If the chief ran the service, groups without it go on.
           if (!schedule_.chief_serves || is_member(0, rank, call.operation))
             limit = std::min(limit, since + kServiceMissed);
           break;
@@ -511,7 +513,7 @@ class Judge {
     }
   }
 
-  // What all have come to is soon over.
+  // An operation that all ranks have come to must soon be over.
   void check_wake_ups() {
     nanoseconds latest{};
     int in_background = 0;

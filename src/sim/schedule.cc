@@ -50,7 +50,7 @@ class Dice {
   int64_t below(int64_t n) { return int64_t(random_() % uint64_t(n)); }
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool one_in(int64_t n) { return below(n) == 0; }
-  // Of all orders of magnitude alike.
+  // Draws all orders of magnitude about as often.
   nanoseconds time(nanoseconds low, nanoseconds high) {
     int64_t top = low.count();
     while (top < high.count() && !one_in(8)) top *= 2;
@@ -83,7 +83,7 @@ int64_t draw_bytes(Dice& dice, int64_t most) {
 Operation draw_operation(Dice& dice, int ranks, bool is_split, bool is_duplicated) {
   Operation operation;
   operation.kind = Kind(dice.below(int64_t(Kind::duplicate) + 1));
-  // Those that make groups are rare.
+  // Operations that make groups are rare.
   if (operation.kind >= Kind::split && !dice.one_in(3)) operation.kind = Kind::all_reduce;
   operation.dtype = DType(dice.below(int64_t(detail::kDTypes.size())));
   operation.op = operation.dtype == DType::boolean ? dice.one_of({ReduceOp::MIN, ReduceOp::MAX})
@@ -179,7 +179,7 @@ class Drawing {
     if (dice_.one_in(2)) schedule_.jitter = dice_.time(1us, 200us);
     schedule_.timeout = dice_.one_of<nanoseconds>({2s, 3s, 5s});
     schedule_.heartbeat_timeout = 10s;
-    // A silent rank is missed before a call gives up.
+    // In some schedules a silent rank is reported before a call reaches its deadline.
     if (dice_.one_in(8)) {
       schedule_.timeout = 20s;
       schedule_.heartbeat_timeout = 3s;
@@ -217,7 +217,7 @@ class Drawing {
     } else if (kind < 30) {
       fault.kind = kill_service;
     } else if (kind < 44) {
-      // Without a launcher rank 0 serves, which is suspended as any other.
+      // Without a launcher rank 0 runs the service, and is suspended like any other rank.
       fault.kind = kind < kSuspendService || schedule_.chief_serves ? suspend : suspend_service;
       draw_duration(fault);
     } else if (kind < 48) {
@@ -247,7 +247,8 @@ class Drawing {
       const Operation& operation = schedule_.operations[size_t(fault.operation)];
       fault.kind = kind < 84 ? mismatch : kind < 88 ? skip : kind < 95 ? leave : abort;
       if (fault.kind == mismatch) {
-        // Messages are matched by their tags, and groups by their order.
+        // Only collectives notice a mismatch: messages are matched by their tags, and groups by
+        // their order.
         if (operation.kind >= Kind::message)
           fault.kind = leave;
         else
@@ -255,11 +256,11 @@ class Drawing {
       }
       if (fault.kind == skip) fault.kind = can_skip(size_t(fault.operation)) ? skip : leave;
     }
-    // Nothing between hosts breaks if there is one.
+    // With one host there is no network to break.
     if (hosts() == 1 && (fault.kind == cut_off || fault.kind == mute || fault.kind == deafen ||
                          fault.kind == part || fault.kind == slow))
       fault.kind = kill;
-    // A process is suspended once: to resume it is to end all its suspensions.
+    // There is one suspension at most, since to resume a process ends all its suspensions.
     for (const Fault& other : schedule_.faults)
       if (fault.suspends() && other.suspends()) return;
     schedule_.faults.push_back(fault);
@@ -267,7 +268,7 @@ class Drawing {
 
   static constexpr int64_t kSuspendService = 41;
 
-  // Ranks notice that one has left out an operation if its next one is another.
+  // Ranks notice that one has left out an operation if the next one is of another kind.
   bool can_skip(size_t at) const {
     const Operation& skipped = schedule_.operations[at];
     if (skipped.kind >= Kind::message || skipped.on != Operation::On::world) return false;
@@ -284,7 +285,7 @@ class Drawing {
   nanoseconds short_time() const {
     return std::min(schedule_.timeout, schedule_.heartbeat_timeout) * 2 / 5;
   }
-  // Half of them are over before any rank gives up.
+  // Half of the faults are over before any rank reaches a deadline.
   void draw_duration(Fault& fault) {
     if (dice_.one_in(2))
       fault.lasts = dice_.time(1ms, short_time());
@@ -384,7 +385,7 @@ std::vector<int> Schedule::members(int rank, size_t operation) const {
   const bool in_part = operations[operation].on == Operation::On::part;
   for (int r = 0; r < size(); ++r)
     if (!in_part || color(r, operation) == color(rank, operation)) members.push_back(r);
-  // The keys of a split turn the order around.
+  // The keys of a split reverse the order.
   if (in_part) std::ranges::reverse(members);
   return members;
 }

@@ -15,7 +15,7 @@ namespace tutti::sim {
 
 using std::chrono::nanoseconds;
 
-// What all ranks call, each in its turn.
+// An operation that all ranks call, each when it comes to it.
 struct Operation {
   enum class Kind : uint8_t {
     barrier,
@@ -33,8 +33,8 @@ struct Operation {
     split,    // into two parts
     duplicate
   };
-  // On which group: that of all ranks, the rank's part of the last split, or the last duplicate of
-  // all ranks.
+  // The group that is used: that of all ranks, the rank's part of the last split, or the last
+  // duplicate of all ranks.
   enum class On : uint8_t { world, part, duplicate };
   enum class Memory : uint8_t { own, shared, mixed };  // mixed: even ranks share theirs
 
@@ -42,7 +42,7 @@ struct Operation {
   On on = On::world;
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::SUM;
-  int root = 0, peer = 0;  // of all ranks; in a part, modulo its size
+  int root = 0, peer = 0;  // ranks of the job; in a part, modulo its size
   int64_t count = 0;       // elements that a rank gives, or a part of them for each rank
   Memory memory = Memory::own;
   bool in_background = false;
@@ -80,18 +80,18 @@ struct Fault {
   };
   Kind kind = Kind::kill;
   int rank = 0, host = 0, other = 0;
-  // `after` rank `trigger` has come to this operation; -1: after the beginning; as many as there
-  // are operations: after it has begun to leave.
+  // Happens `after` rank `trigger` has come to `operation`. -1: after the start; the number of
+  // operations: after the rank began to leave.
   int operation = -1, trigger = 0;
   nanoseconds after = {};
-  nanoseconds lasts = nanoseconds::max();  // of what is mended
+  nanoseconds lasts = nanoseconds::max();  // until it is mended, if it can be
   double factor = 1;
   Operation instead = {};
 
   bool suspends() const {
     return kind == Kind::suspend || kind == Kind::suspend_service || kind == Kind::suspend_all;
   }
-  // Whether no rank may notice it but by the time that things take.
+  // Whether the fault may only cost time, and cause no error.
   bool is_harmless() const;
   std::string to_string() const;
 };
@@ -113,7 +113,7 @@ struct Schedule {
   std::string to_string() const;
 };
 
-// Every seed has one. `faults`: else none goes wrong, and there may be more ranks.
+// The schedule of a seed. Without `faults` nothing goes wrong, and there may be more ranks.
 Schedule draw(uint64_t seed, bool faults = true);
 
 }  // namespace tutti::sim

@@ -62,7 +62,7 @@ struct Simulation::Impl {
           fmt::format("{}: host {}, expected 0 to {}", call, host, job.hosts() - 1));
     return host;
   }
-  // Whether a rank is over, or will never go on.
+  // Whether a rank has ended, or will never go on.
   bool is_done(int rank) {
     const int process = job.process_of(rank);
     return over[size_t(rank)] || !job.world().is_alive(process) ||

@@ -26,7 +26,7 @@ World::Options world_options(const TimedJob::Options& options) {
   return {.seed = options.seed, .costs = options.costs, .moves_data = false};
 }
 
-// Elements of a rank's buffers.
+// How many elements a rank's buffers have.
 struct Counts {
   int64_t in, out;
 };
@@ -53,7 +53,7 @@ Counts counts_of(Collective kind, size_t bytes, int ranks) {
 
 }  // namespace
 
-// Those of all ranks: addresses with nothing behind them.
+// The buffers of all ranks: addresses without memory.
 struct TimedJob::Buffers {
   Buffers(Counts per_rank, int ranks) : counts(per_rank), bytes(stride() * size_t(ranks) + 1) {
     void* const reserved =

@@ -23,14 +23,14 @@ namespace tutti::sim {
 // One call of a collective.
 struct Timing {
   size_t bytes;      // of the larger buffer of a rank
-  int calls;         // that `time` is the median of
+  int calls;         // how many calls `time` is the median of
   nanoseconds time;  // from when all ranks begin until the last is done
   struct PerHost {
     double mean, most;
   };
-  PerHost messages, sent;  // that leave a host; the latter in bytes
-  int connections;         // over which a message goes, of the rank with most
-  size_t reserved;         // bytes, by the rank with most; see group::Backend
+  PerHost messages, sent;  // messages and bytes that leave a host
+  int connections;         // that carry a message, on the rank with most
+  size_t reserved;         // bytes, on the rank with most; see group::Backend
 };
 
 class TimedJob {
@@ -40,10 +40,10 @@ class TimedJob {
     int ranks_per_host = 1;
     uint64_t seed = 1;
     Costs costs = {};
-    base::Costs expected = {};  // that ranks choose their ways by
+    base::Costs expected = {};  // the costs by which ranks choose algorithms
     // Timed as tutti bench does: on rank 0 alone, after a barrier of the group.
     bool as_bench = false;
-    // Told now and then what goes on.
+    // Called now and then with what the simulation does.
     std::function<void(const std::string& what)> progress = {};
   };
   explicit TimedJob(const Options& options);
@@ -51,8 +51,8 @@ class TimedJob {
   TimedJob(const TimedJob&) = delete;
 
   int size() const { return options_.hosts * options_.ranks_per_host; }
-  // Of float32; reductions are SUM, and rank 0 is the root. The last of several calls, each of
-  // which begins when all ranks are done with the one before.
+  // Times a collective of float32; reductions are SUM, and rank 0 is the root. There are several
+  // calls, each of which begins when all ranks are done with the one before.
   Timing time(group::Collective kind, size_t bytes);
 
  private:
@@ -60,7 +60,7 @@ class TimedJob {
 
   void run_rank(int rank);
   std::unique_ptr<group::Backend> connect(int rank);
-  // Until all ranks have come here.
+  // Waits until all ranks have come here.
   void meet();
   void await_ranks(const std::string& what);
   nanoseconds call(const std::string& what);
@@ -69,7 +69,7 @@ class TimedJob {
   World world_;
   std::unique_ptr<Fabric> fabric_;
   std::shared_ptr<const group::JobRanks> ranks_;
-  std::vector<group::HostPeers> host_peers_;  // of each host
+  std::vector<group::HostPeers> host_peers_;  // by host
   std::atomic<bool> alarm_{false};
   std::vector<group::Introduction> introductions_;
   std::vector<detail::GroupImpl*> groups_;

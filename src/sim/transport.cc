@@ -19,10 +19,10 @@ using group::Transport;
 
 namespace {
 
-// Up to this size a message is over when it was sent: the sender's host keeps it.
+// Up to this size a send is over at once: the sender's host keeps the message.
 constexpr size_t kKept = 64 << 10;
 
-// What moves of a message in a world that moves lengths alone.
+// How many bytes of a message move in a world that moves lengths alone.
 size_t head_of(uint32_t tag, size_t bytes) {
   switch (MessageKind(tag & 7)) {
     case MessageKind::handshake: return std::min(bytes, group::kGreetingData);
@@ -109,7 +109,7 @@ class SimulatedTransport final : public Transport {
     if (!message) return true;
     Item* const item = own(message);
     if (item->state == State::under_way && !item->sending) remove(item);
-    // What is on its way has a copy of the data; it only must not tell this message.
+    // The envelope under way has a copy of the data. When it arrives, this message is dropped.
     if (item->state == State::under_way && item->sending) {
       --unsent_;
       cancelled_.push_back(item);
@@ -133,7 +133,7 @@ class SimulatedTransport final : public Transport {
     return found != peers_.end() && found->second.is_lost ? "Connection reset by peer" : "";
   }
 
-  // The peer's end of the connection is gone.
+  // Called when the peer has closed the connection, or died.
   void lose(int from) {
     Peer& peer = connected(from);
     if (std::exchange(peer.is_lost, true)) return;
@@ -146,13 +146,13 @@ class SimulatedTransport final : public Transport {
     for (auto& [rank, peer] : peers_) count += std::exchange(peer.is_used, false);
     return count;
   }
-  // Whether it has a connection to a rank, or asked for one.
+  // Whether this transport has a connection to a rank, or asked for one.
   bool calls(int rank) const { return peers_.contains(rank); }
 
   bool connects_on_demand() const override { return true; }
   std::vector<Connection> new_connections() override { return std::exchange(new_, {}); }
 
-  // Its connections end, after what was sent before.
+  // Ends all connections, after what was sent before.
   void hang_up() {
     if (world_.is_over()) return;
     for (const auto& [rank, peer] : peers_) fabric_.hang_up(rank_, rank);
@@ -162,7 +162,7 @@ class SimulatedTransport final : public Transport {
   static constexpr size_t kHead = 16;  // of a message on the wire
 
   struct Item : Message {
-    Item* next = nullptr;  // of those that wait for something from this peer
+    Item* next = nullptr;  // the next receive from this peer
     void* data = nullptr;
     size_t bytes = 0;
     int peer = 0;
@@ -174,12 +174,12 @@ class SimulatedTransport final : public Transport {
     uint32_t tag;
     size_t bytes;
     std::vector<std::byte> data;
-    Item* sender;  // that waits until this is there
+    Item* sender;  // the send that is over when this arrives; null if it was over at once
   };
 
   struct Peer {
-    Item* receives = nullptr;          // that wait, the first
-    std::vector<Envelope> early = {};  // not yet received
+    Item* receives = nullptr;          // the first receive that waits
+    std::vector<Envelope> early = {};  // messages that are not received yet
     bool is_lost = false, is_used = false;
   };
 
@@ -190,8 +190,8 @@ class SimulatedTransport final : public Transport {
     if (is_new) new_.push_back({rank, -1});
     return found->second;
   }
-  // A rank that waits for a message connects, too. Times are predicted for ranks that are
-  // connected.
+  // A rank that waits for a message connects as well. In a world of lengths, whose times are for
+  // ranks that are connected, it does not.
   void call(int rank) {
     if (!moves_data_ || world_.is_over() || peers_.contains(rank)) return;
     world_.send(fabric_.process_of(rank_), fabric_.process_of(rank), 0,
@@ -245,10 +245,10 @@ class SimulatedTransport final : public Transport {
   World& world_;
   const int rank_;
   const bool moves_data_ = world_.moves_data();
-  std::unordered_map<int, Peer> peers_;  // those that there was something with
+  std::unordered_map<int, Peer> peers_;  // those with a connection, now or before
   std::vector<Connection> new_;
   group::Pool<Item> messages_;
-  std::vector<Item*> cancelled_;  // that still are on their way
+  std::vector<Item*> cancelled_;  // cancelled sends that are still on their way
   int unsent_ = 0;
 };
 
@@ -264,7 +264,7 @@ Fabric::Fabric(World& world, std::vector<int> processes)
     if (SimulatedTransport* const transport = open_[size_t(rank)]) transport->hang_up();
     closed_[size_t(rank)] = true;
   });
-  // And refuses to connect to it.
+  // It also refuses new connections to such a process.
   world_.on_refusal([this](int from, int to) {
     const int caller = rank_of(from), rank = rank_of(to);
     if (caller < 0 || rank < 0) return;

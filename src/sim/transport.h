@@ -13,18 +13,19 @@ namespace tutti::sim {
 
 class SimulatedTransport;
 
-// What connects them. It outlives its transports.
+// What connects the transports of a job. It outlives them.
 class Fabric {
  public:
-  // `processes`: of each rank.
+  // `processes`: by rank.
   Fabric(World& world, std::vector<int> processes);
 
   World& world() { return world_; }
   int process_of(int rank) const { return processes_[size_t(rank)]; }
   int size() const { return int(processes_.size()); }
-  // Rank's way to all others. What they sent before is kept for it.
+  // The transport of a rank. What others sent before it was opened is kept for it.
   std::unique_ptr<group::Transport> open(int rank);
-  // The peers of an open one that a message went to or came from since this was asked last.
+  // How many peers a rank has sent a message to or received one from since this was last called.
+  // The rank's transport must be open.
   int count_connections(int rank);
   // Messages that were neither over nor cancelled when their transport was closed.
   const std::vector<std::string>& leaks() const { return leaks_; }
@@ -32,8 +33,8 @@ class Fabric {
  private:
   friend class SimulatedTransport;
 
-  int rank_of(int process) const;  // -1: it is none
-  // The transport of a rank. If it is closed, the caller is told.
+  int rank_of(int process) const;  // -1 if the process is no rank
+  // The transport of a rank. If it is closed, the caller loses its connection.
   SimulatedTransport* answer(int rank, int caller);
   // Ends the connection of a rank to a peer.
   void hang_up(int rank, int peer);

@@ -51,7 +51,7 @@ const std::vector<std::byte>& elements_of(DType dtype) {
   return pool;
 }
 
-// Another piece of them for each `key`.
+// Fills memory with elements of the pool, from a place that depends on `key`.
 void fill(DType dtype, void* data, int64_t count, uint64_t key) {
   const std::vector<std::byte>& pool = elements_of(dtype);
   const size_t size = size_of(dtype), elements = pool.size() / size;
@@ -154,7 +154,7 @@ class Player {
     job_.find_leaks(trial_.leaks);
     trial_.violations = judge(trial_);
     trial_.trace = world_.trace();
-    return trial_;  // what still waits goes on with the player's
+    return trial_;  // a copy: threads that still wait go on with the player's
   }
 
  private:
@@ -199,7 +199,7 @@ class Player {
     return true;
   }
 
-  // Faults that the ranks' programs do not bring about themselves.
+  // Whether the fault comes from outside of the ranks' programs.
   static bool is_of_the_world(const Fault& fault) {
     switch (fault.kind) {
       case Fault::Kind::late:
@@ -300,7 +300,7 @@ class Player {
     }
   }
 
-  // A rank has come to an operation.
+  // Called when a rank has come to an operation: starts the faults that this triggers.
   void reach(int rank, size_t operation) {
     for (size_t f = 0; f < faults().size(); ++f) {
       const Fault& fault = faults()[f];
@@ -334,7 +334,7 @@ class Player {
     return operation.on == On::duplicate ? *groups.duplicate : *groups.world;
   }
 
-  // False: its program ends here.
+  // False if the rank's program ends here.
   bool step(int rank, size_t k, Groups& groups) {
     const Operation& planned = schedule().operations[k];
     Operation operation = planned;
@@ -378,7 +378,7 @@ class Player {
         finish(rank, number, buffers);
       }
     } catch (const Error& error) {
-      // It may be that of an operation before, in the background.
+      // The error may be that of an earlier operation in the background.
       Call& call = story.calls[number];
       const bool is_first =
           std::ranges::none_of(story.calls, [](const Call& other) { return bool(other.code); });
@@ -422,7 +422,7 @@ class Player {
     }
   }
 
-  // After an error: what is in the background fails too, or was done before.
+  // After an error, waits for the operations in the background. They fail too, or were done before.
   void settle(int rank, Groups& groups) {
     while (!groups.pending.empty()) try {
         wait_for_first(rank, groups);
@@ -434,7 +434,7 @@ class Player {
     return std::ranges::any_of(groups.pending, [&](const Pending& p) { return p.call == call; });
   }
 
-  // In the group that has failed.
+  // Calls the group that has failed once more.
   void try_again(int rank, Groups& groups) {
     const Story& story = trial_.ranks[size_t(rank)];
     const auto failed =
@@ -459,11 +459,11 @@ class Player {
     return shared ? group.empty(Shape{count}, dtype) : Tensor::empty(Shape{count}, dtype, kHost);
   }
 
-  // A Work for what is in the background.
+  // Calls the operation. Returns its Work if it runs in the background.
   Work call(const Operation& operation, size_t k, int rank, Group& group, Groups& groups,
             Buffers& buffers) {
     const CommunicationOptions options{.timeout = schedule().timeout};
-    // A group is not left while it is at work.
+    // A group must not be left while an operation of it runs.
     if (operation.kind >= Kind::split)
       while (!groups.pending.empty()) wait_for_first(rank, groups);
     if (operation.kind == Kind::split) {
@@ -572,7 +572,7 @@ uint64_t expected_result(const Schedule& schedule, size_t k, int rank) {
   const auto untouched = [&](size_t bytes) {
     return std::vector<std::byte>(bytes, std::byte(kUntouched));
   };
-  // As one process combines it.
+  // The result of a reduction in one process.
   const auto reduced = [&](size_t p, int64_t count, int64_t from) {
     const DType dtype = parts[p].dtype;
     std::vector<std::vector<std::byte>> all;

@@ -12,11 +12,11 @@
 
 namespace tutti::sim {
 
-// Times are from the beginning.
+// One call of an operation. Times are from the beginning of the trial.
 struct Call {
   size_t operation = 0;
   nanoseconds began = {}, ended = {};
-  nanoseconds waited = {};  // for what is in the background: since when
+  nanoseconds waited = {};  // when the rank began to wait for a call in the background
   bool is_over = false, is_dropped = false;
   std::optional<ErrorCode> code = {};  // of its error
   std::string error = {};
@@ -29,9 +29,9 @@ struct Story {
   Ending ending = Ending::none;
   std::optional<nanoseconds> started = {}, joined = {};
   std::vector<Call> calls = {};
-  std::optional<Call> again = {};        // after its first error
-  std::optional<nanoseconds> done = {};  // with its program
-  nanoseconds ended = {};                // its process
+  std::optional<Call> again = {};        // a call after its first error
+  std::optional<nanoseconds> done = {};  // when its program was over
+  nanoseconds ended = {};                // when its process ended
   std::optional<ErrorCode> code = {};    // of the error that ended its program
   std::string error = {};
 };
@@ -39,7 +39,7 @@ struct Story {
 struct Trial {
   Schedule schedule = {};
   std::vector<Story> ranks = {};
-  std::vector<std::optional<nanoseconds>> injected = {};  // by fault; none: it never came to it
+  std::vector<std::optional<nanoseconds>> injected = {};  // by fault; empty if it never happened
   std::vector<std::string> leaks = {};
   std::vector<std::string> violations = {};  // of the failure contract
   nanoseconds time = {};
@@ -47,13 +47,13 @@ struct Trial {
   std::string trace = {};
 };
 
-// Runs it, and judges it.
+// Runs a schedule, and judges the trial.
 Trial run(const Schedule& schedule, bool traces = false);
 
 // What breaks the contract in docs/failures.md, given what was injected.
 std::vector<std::string> judge(const Trial& trial);
 
-// The checksum that a call of this rank must leave, if all goes well.
+// The checksum of this rank's call, if all goes well.
 uint64_t expected_result(const Schedule& schedule, size_t operation, int rank);
 
 // No trial takes longer.

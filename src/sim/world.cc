@@ -35,17 +35,17 @@ nanoseconds whole(double time) { return nanoseconds(int64_t(time)); }
 
 World::World(const Options& options)
     : options_(options),
-      // Far from zero, since code may compare with times that never were.
+      // Far from zero, since code may compare with times that were never set.
       start_(std::chrono::hours(24)),
       now_(start_),
       random_(options.seed),
       hash_(options.seed) {}
 
 void World::unwind() {
-  // What waits is told to end, one thread after the other, in a world where nothing else happens.
+  // Ends the threads that wait one after the other; nothing else happens in the world.
   const Entered entered(this);
   unwinding_ = true;
-  // The last first: a thread waits for those that it has started.
+  // The last thread comes first, since a thread waits for those that it has started.
   for (auto thread = threads_.rbegin(); thread != threads_.rend(); ++thread) {
     current_ = &*thread;
     while (!thread->fiber->is_over()) thread->fiber->resume();
@@ -154,7 +154,7 @@ void World::wait(const void* key, Time until, In place) {
 void World::wake(const void* key) {
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return;
-  // A process that is busy does not get to this before it is done.
+  // A process that is busy wakes others only when it is done.
   const Time from =
       current_ ? std::max(now_, processes_[size_t(current_->process)].busy_until) : now_;
   for (Thread* const thread : found->second) {
@@ -178,7 +178,7 @@ void World::set_working_set(double bytes) {
 }
 
 bool World::works_on(size_t bytes) {
-  // The thread goes on at once: what it does next that others see waits until the work is done.
+  // The thread goes on at once, but what others can see of it is delayed until the work is done.
   if (current_) occupy(current_->process, whole(double(bytes) * options_.costs.sum * contention_));
   return options_.moves_data;
 }
@@ -256,7 +256,7 @@ void World::send(int from, int to, size_t bytes, std::function<void()> arrive) {
   out = begins + on_wire;
   if (costs.oversubscribed <= 1 || &uplink_of(a) == &uplink_of(b))
     return set_out(*message, begins, latency);
-  // Hosts have what they share in the order in which their messages get there.
+  // Hosts use the uplinks that they share in the order in which their messages get there.
   at(begins, [this, message, latency, on_wire] { pass_switches(*message, latency, on_wire); });
 }
 
@@ -264,7 +264,7 @@ void World::pass_switches(Message& message, nanoseconds latency, nanoseconds on_
   const Costs& costs = options_.costs;
   const nanoseconds through = times(costs.oversubscribed / costs.hosts_per_switch, on_wire);
   Time begins = now_;
-  // A switch passes a message on while it comes in, and waits until the next one is free.
+  // A switch passes a message on while it comes in, and waits until the next link is free.
   for (Time* free : {&uplink_of(host_of(message.from)).out, &uplink_of(host_of(message.to)).in}) {
     begins = std::max(begins, *free);
     *free = begins + through;
@@ -303,7 +303,7 @@ void World::deliver(Message& message) {
     return;
   }
   note(uint64_t(arrived.to));
-  // The receiver has copied what came before, unless it was busy.
+  // A receiver that is not busy has copied the message while it came in.
   const nanoseconds copying = whole(double(arrived.bytes) * options_.costs.copy * contention_);
   receiver.busy_until =
       std::max(receiver.busy_until, now_ - copying) + copying + options_.costs.overhead;

@@ -21,21 +21,21 @@ namespace tutti::sim {
 
 using std::chrono::nanoseconds;
 
-// What things cost. Zero: nothing.
+// What things cost; zero is free.
 struct Costs {
   nanoseconds latency = std::chrono::microseconds(10);  // from host to host, without a load
   nanoseconds overhead = std::chrono::microseconds(1);  // of a message, at each end
   double bandwidth = 12.5;    // of a host, each way, in bytes per nanosecond
-  double oversubscribed = 1;  // how much more the hosts of a switch may send than leaves it
+  double oversubscribed = 1;  // bandwidth of all hosts of a switch divided by that of its uplink
   int hosts_per_switch = 32;
   double sum = 0.05;  // nanoseconds per byte that is worked on
   double copy = 0;    // and per byte of a message, at each end, while it travels
-  // Of hosts that are on one machine: bytes that its caches hold, 0 if all; and by how much a byte
-  // that they do not hold takes longer for each other host.
+  // If the hosts are on one machine: the bytes that its caches hold, 0 if all; and how much longer
+  // a byte that they do not hold takes for each other host.
   double cache = 0;
   double contention = 0;
   nanoseconds wake_up = std::chrono::nanoseconds(200);  // of a thread, by one on its host
-  nanoseconds jitter = {};                              // that a message may take longer, at most
+  nanoseconds jitter = {};                              // the most that a message may take longer
 };
 
 class World final : public base::World {
@@ -43,25 +43,25 @@ class World final : public base::World {
   struct Options {
     uint64_t seed = 1;
     Costs costs = {};
-    bool moves_data = true;  // else lengths alone
+    bool moves_data = true;  // false: lengths alone
     bool traces = false;     // keeps the events as text
   };
   explicit World(const Options& options);
   ~World() { unwind(); }
 
-  // A process on a host; -1: of the outside, which costs nothing to reach.
+  // Adds a process on a host. Host -1 is outside, and costs nothing to reach.
   int add_process(int host);
   int host_of(int process) const { return processes_[size_t(process)].host; }
-  // A thread of it. What it throws ends the process.
+  // Starts a thread of a process. An exception that it throws ends the process.
   void start(int process, std::function<void()> body);
-  // Until is_done(), or until nothing can happen any more. Asked after each event.
+  // Runs until is_done(), which is asked after each event, or until nothing can happen any more.
   void run(const std::function<bool()>& is_done);
-  // Ends what still waits by this exception. Nothing runs after it.
+  // Ends all threads that still wait by this exception. Nothing runs afterwards.
   struct Unwind {};
   void unwind();
   bool is_over() const { return unwinding_; }
 
-  // What happens at a time, whichever process runs.
+  // Runs an action at a time, in no process.
   void at(Time time, std::function<void()> action);
   void after(nanoseconds time, std::function<void()> action) { at(now_ + time, std::move(action)); }
 
@@ -78,31 +78,31 @@ class World final : public base::World {
   void on_death(std::function<void(int process)> heard) { on_death_.push_back(std::move(heard)); }
   // Called when a message comes for a process that is dead.
   void on_refusal(std::function<void(int from, int to)> heard) { on_refusal_ = std::move(heard); }
-  // Messages from one host to another wait while this says so; see `release`.
+  // Messages from one host to another wait while `is_cut` is true of them; see `release`.
   void on_route(std::function<bool(int from, int to)> is_cut) { is_cut_ = std::move(is_cut); }
-  // Sends what waited on its way, as far as it is not cut any more.
+  // Sends the messages that waited, if their route is not cut any more.
   void release();
-  // A host whose messages take this many times as long.
+  // Makes all messages of a host take this many times as long.
   void slow_down(int host, double factor) { slow_[host] = factor; }
 
-  // A message between processes. `arrive` runs when it is there, unless the receiver is dead.
+  // Sends a message between processes. `arrive` runs when it arrives, unless the receiver is dead.
   // Messages from one process to another keep their order.
   void send(int from, int to, size_t bytes, std::function<void()> arrive);
 
   // The process whose thread runs; -1: none.
   int current() const { return current_ ? current_->process : -1; }
   Time start_time() const { return start_; }
-  // How much data all ranks work on, of which some may not fit the caches.
+  // Says how much data all ranks work on, some of which may not fit the caches.
   void set_working_set(double bytes);
   bool moves_data() const { return options_.moves_data; }
   uint64_t random(uint64_t below) { return random_() % below; }
 
-  // What happened, as one number, and as text.
+  // Adds to what happened, which is kept as a hash and as text.
   void trace(const std::string& text);
-  void remark(const std::string& text);  // in the text alone
+  void remark(const std::string& text);  // to the text alone
   uint64_t hash() const { return hash_; }
   const std::string& trace() const { return trace_; }
-  // Of processes that have ended: what still ran then.
+  // The threads that still ran when their process ended.
   const std::vector<std::string>& leaks() const { return leaks_; }
   struct Traffic {
     uint64_t messages = 0, bytes = 0;
@@ -123,15 +123,15 @@ class World final : public base::World {
   struct Thread {
     int process;
     std::unique_ptr<Fiber> fiber;
-    uint64_t wait = 0;  // the number of the one it is in
+    uint64_t wait = 0;  // the number of its current wait
     const void* key = nullptr;
   };
   struct Event {
     Time at;
     uint64_t order;
-    Thread* thread;  // that wakes, if it is still in this wait
+    Thread* thread;  // wakes if it is still in this wait; null: an action
     uint64_t wait;
-    std::function<void()>* action;  // without a thread
+    std::function<void()>* action;
     bool operator<(const Event& other) const {
       return at != other.at ? at > other.at : order > other.order;
     }
@@ -141,7 +141,7 @@ class World final : public base::World {
     void* job = nullptr;
     bool alive = true, suspended = false;
     Time busy_until = {};
-    std::vector<Event> parked = {};  // while it is suspended
+    std::vector<Event> parked = {};  // events that came while it is suspended
   };
   struct Message {
     int from, to;

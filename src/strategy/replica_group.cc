@@ -97,7 +97,8 @@ void ReplicaGroup::meet(ReplicaContext& context, Meeting& part,
     acted_.wait();
   } catch (...) {
     victims_[i] = !acted;
-    // Outside of run, which does it otherwise, no other replica can be inside.
+    // A single replica may meet outside of run(), which would reset the rendezvous; no other
+    // replica is inside.
     if (contexts_.size() == 1) rendezvous_.reset();
     throw;
   }

@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(, Collective,
                                             ::testing::Values(1, 2, 3)),
                          name_of);
 
-// C021 to C023, C028, C031, C032
+// C022, C023, C028, C031, C032
 TEST_P(Collective, HasTheBitsOfOneProcessForEveryPacking) {
   const std::vector<std::pair<DType, int64_t>> tensors{
       {DType::float32, 10007}, {DType::float32, 1}, {DType::bfloat16, 301},

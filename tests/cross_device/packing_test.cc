@@ -40,7 +40,7 @@ PackingOptions small(int64_t max_bytes, int max_group) {
           .agg_small_grads_max_group = max_group};
 }
 
-// C058, C059, and the examples of BEHAVIOUR 3.9.
+// C058, C059, and more sizes. A limit of 0 is no limit.
 TEST(GroupByBytes, StartsANewGroupOnceTheLastExceedsTheLimit) {
   const auto group = [](Elements bytes, int64_t limit) { return group_by_bytes(bytes, limit); };
   EXPECT_THAT(group({128, 32, 800, 4}, 200), ElementsAre(ElementsAre(0, 1, 2), ElementsAre(3)));

@@ -263,15 +263,15 @@ TEST_P(Collectives, ReduceScatterGivesEachRankItsPart) {
 }
 
 TEST(ReduceScatter, BetweenHostsHasFewMessagesUnderWay) {
-  const auto office = std::make_shared<PostOffice>();
+  const auto network = std::make_shared<TestNetwork>();
   const Groups groups = on_hosts(
-      3, [](int rank) { return rank; }, office);
+      3, [](int rank) { return rank; }, network);
   on_ranks(groups, [](const Group& group) {
     std::vector<float> in(size_t(3) << 20, float(group.rank())), out(size_t(1) << 20);  // 16 parts
     group.reduce_scatter(in, out, ReduceOp::SUM, kLong);
     EXPECT_EQ(out[out.size() - 1], 3.f);
   });
-  EXPECT_LE(office->most_sends(), 3 * 2 * 2);  // of each rank two parts to two others
+  EXPECT_LE(network->most_sends(), 3 * 2 * 2);  // of each rank two parts to two others
 }
 
 // One host has three ranks, dealt out among those of others; one has one.

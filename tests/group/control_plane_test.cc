@@ -23,11 +23,11 @@ struct Heard final : ControlPlane::Listener {
 class ControlPlaneTest : public ::testing::Test {
  protected:
   std::unique_ptr<ControlPlane> plane(int rank) {
-    return std::make_unique<ControlPlane>(std::make_unique<testing::PostedTransport>(office, rank),
+    return std::make_unique<ControlPlane>(std::make_unique<testing::TestTransport>(network, rank),
                                           rank, 2, [](int) { return true; });
   }
 
-  const std::shared_ptr<testing::PostOffice> office = std::make_shared<testing::PostOffice>();
+  const std::shared_ptr<testing::TestNetwork> network = std::make_shared<testing::TestNetwork>();
   const std::unique_ptr<ControlPlane> first = plane(0), second = plane(1);
 };
 
@@ -105,9 +105,9 @@ class OnDemand : public ::testing::Test {
     std::vector<int> all(kRanks);
     std::iota(all.begin(), all.end(), 0);
     for (int r = 0; r < kRanks; ++r) {
-      planes.push_back(std::make_unique<ControlPlane>(
-          std::make_unique<testing::PostedTransport>(office, r, true), r, kRanks,
-          [](int) { return true; }));
+      planes.push_back(
+          std::make_unique<ControlPlane>(std::make_unique<testing::TestTransport>(network, r, true),
+                                         r, kRanks, [](int) { return true; }));
       members[size_t(r)].all = all;
       planes.back()->add(7, &members[size_t(r)]);
     }
@@ -121,7 +121,7 @@ class OnDemand : public ::testing::Test {
     planes[size_t(rank)]->tell(members[size_t(rank)].all, notice);
   }
   void connect(int one, int other) {
-    office->connect(one, other);
+    network->connect(one, other);
     for (const int rank : {one, other}) planes[size_t(rank)]->pump();
   }
   int count_connected(int rank) {
@@ -130,7 +130,7 @@ class OnDemand : public ::testing::Test {
     return count;
   }
 
-  const std::shared_ptr<testing::PostOffice> office = std::make_shared<testing::PostOffice>();
+  const std::shared_ptr<testing::TestNetwork> network = std::make_shared<testing::TestNetwork>();
   std::vector<Member> members;
   std::vector<std::unique_ptr<ControlPlane>> planes;
 };

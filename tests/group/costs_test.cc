@@ -23,7 +23,7 @@ struct Result {
 // The same on all ranks of as many hosts.
 Result all_reduce(size_t count, const base::Costs& costs) {
   const auto groups = on_hosts(
-      kRanks, [](int rank) { return rank; }, std::make_shared<PostOffice>(), costs);
+      kRanks, [](int rank) { return rank; }, std::make_shared<TestNetwork>(), costs);
   std::mutex mutex;
   std::vector<Result> results;
   on_ranks(groups, [&](const Group& group) {

@@ -199,7 +199,7 @@ TEST(Disagreement, BetweenListsNamesTheFirstTensorThatDiffers) {
     }
 }
 
-TEST(Disagreement, BetweenATensorAndAListOfItIsNone) {
+TEST(Disagreement, DoesNotCoverATensorAndAListOfIt) {
   const Groups groups = Group::in_process(2);
   const std::vector<Tensor> list = tensors({5});
   std::vector<float> data = floats(5);
@@ -479,14 +479,14 @@ TEST(Loss, OfAProcessNamesItAndItsAddress) {
 }
 
 // An error that only one rank can meet is told to the others before it is thrown.
-TEST(Loss, IsNotWhatAMessageThatIsTooLongIsCalled) {
-  const auto office = std::make_shared<PostOffice>();
+TEST(Loss, IsNotReportedForAMessageThatIsTooLong) {
+  const auto network = std::make_shared<TestNetwork>();
   const Groups groups = on_hosts(
-      2, [](int rank) { return rank; }, office);
+      2, [](int rank) { return rank; }, network);
   // As a rank of another version might: the group's number is that of the first group of rank 0.
   const std::vector<std::byte> longer(100);
-  office->send({0, 1, group::ControlPlane::tag(2, group::MessageKind::header)}, longer.data(),
-               longer.size());
+  network->send({0, 1, group::ControlPlane::tag(2, group::MessageKind::header)}, longer.data(),
+                longer.size());
   std::vector<float> got(1);
   EXPECT_ERROR(DataLossError, "recv #1 (float32[1], from rank 0): rank 0 (host0:5000) sent more",
                groups[1].recv(got, 0, 0, kLong));

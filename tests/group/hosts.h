@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are threads but live on several hosts: messages go through a post office, and only
-// ranks of one host share memory. A large message is read from the sender's memory when it is
+// Ranks that are threads but live on several hosts: messages go through a network in memory, and
+// only ranks of one host share memory. A large message is read from the sender's memory when it is
 // received, as real transports do it.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace tutti::testing {
 
-class PostOffice {
+class TestNetwork {
  public:
   using State = group::Transport::State;
   struct Message : group::Transport::Message {
@@ -36,15 +36,15 @@ class PostOffice {
     std::lock_guard lock(mutex_);
     if (lost(key.from) || lost(key.to)) return new_send(State::failed);
     Box& box = boxes_[key];
-    // What is small is taken along at once.
-    Parcel& parcel = box.parcels.emplace_back();
-    parcel.from = static_cast<const std::byte*>(data);
-    parcel.bytes = bytes;
+    // A small message is copied at once.
+    Envelope& envelope = box.envelopes.emplace_back();
+    envelope.from = static_cast<const std::byte*>(data);
+    envelope.bytes = bytes;
     Message* message = nullptr;
     if (bytes <= 512) {
-      parcel.copy.assign(parcel.from, parcel.from + bytes);
+      envelope.copy.assign(envelope.from, envelope.from + bytes);
     } else {
-      message = parcel.sender = new_send(State::under_way);
+      message = envelope.sender = new_send(State::under_way);
     }
     deliver(key);
     return message;
@@ -70,7 +70,8 @@ class PostOffice {
     std::lock_guard lock(mutex_);
     for (auto& [key, box] : boxes_) {
       std::erase(box.receivers, message);
-      std::erase_if(box.parcels, [&](const Parcel& parcel) { return parcel.sender == message; });
+      std::erase_if(box.envelopes,
+                    [&](const Envelope& envelope) { return envelope.sender == message; });
     }
     drop(message);
   }
@@ -86,12 +87,12 @@ class PostOffice {
     lost_.push_back(rank);
     for (auto& [key, box] : boxes_)
       if (key.from == rank || key.to == rank)
-        for (Parcel& parcel : box.parcels)
-          if (parcel.sender) std::exchange(parcel.sender, nullptr)->state = State::failed;
+        for (Envelope& envelope : box.envelopes)
+          if (envelope.sender) std::exchange(envelope.sender, nullptr)->state = State::failed;
     ++delivered_;
     changed_.notify_all();
   }
-  // Of ranks that connect on demand.
+  // Connects two ranks that connect on demand.
   void connect(int one, int other) {
     std::lock_guard lock(mutex_);
     if (!connected_.insert(std::minmax(one, other)).second) return;
@@ -113,14 +114,14 @@ class PostOffice {
   }
 
  private:
-  struct Parcel {
+  struct Envelope {
     const std::byte* from;
     size_t bytes;
     std::vector<std::byte> copy;
     Message* sender = nullptr;
   };
   struct Box {
-    std::list<Parcel> parcels;
+    std::list<Envelope> envelopes;
     std::deque<Message*> receivers;
   };
 
@@ -135,18 +136,19 @@ class PostOffice {
   bool lost(int rank) const { return std::ranges::find(lost_, rank) != lost_.end(); }
   void deliver(const Key& key) {
     Box& box = boxes_[key];
-    while (!box.parcels.empty() && !box.receivers.empty()) {
-      Parcel& parcel = box.parcels.front();
+    while (!box.envelopes.empty() && !box.receivers.empty()) {
+      Envelope& envelope = box.envelopes.front();
       Message* const receiver = box.receivers.front();
-      const bool fits = parcel.bytes <= receiver->bytes;
-      if (fits && parcel.bytes)
-        std::memcpy(receiver->data, parcel.sender ? parcel.from : parcel.copy.data(), parcel.bytes);
+      const bool fits = envelope.bytes <= receiver->bytes;
+      if (fits && envelope.bytes)
+        std::memcpy(receiver->data, envelope.sender ? envelope.from : envelope.copy.data(),
+                    envelope.bytes);
       receiver->state = fits ? State::over : State::too_long;
-      if (parcel.sender) parcel.sender->state = State::over;
-      box.parcels.pop_front();
+      if (envelope.sender) envelope.sender->state = State::over;
+      box.envelopes.pop_front();
       box.receivers.pop_front();
     }
-    if (box.parcels.empty() && box.receivers.empty()) boxes_.erase(key);
+    if (box.envelopes.empty() && box.receivers.empty()) boxes_.erase(key);
     ++delivered_;
     changed_.notify_all();
   }
@@ -161,47 +163,49 @@ class PostOffice {
   std::map<int, std::vector<group::Transport::Connection>> new_peers_;
 };
 
-class PostedTransport : public group::Transport {
+class TestTransport : public group::Transport {
  public:
-  PostedTransport(std::shared_ptr<PostOffice> office, int rank, bool on_demand = false)
-      : office_(std::move(office)), rank_(rank), on_demand_(on_demand) {}
-  const char* name() const override { return "posted"; }
+  TestTransport(std::shared_ptr<TestNetwork> network, int rank, bool on_demand = false)
+      : network_(std::move(network)), rank_(rank), on_demand_(on_demand) {}
+  const char* name() const override { return "in_memory"; }
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
-    if (on_demand_) office_->connect(rank_, to);
-    return office_->send({rank_, to, tag}, data, bytes);
+    if (on_demand_) network_->connect(rank_, to);
+    return network_->send({rank_, to, tag}, data, bytes);
   }
   Message* receive(int from, uint64_t tag, void* data, size_t bytes) override {
-    if (on_demand_) office_->connect(rank_, from);
-    return office_->receive({from, rank_, tag}, data, bytes);
+    if (on_demand_) network_->connect(rank_, from);
+    return network_->receive({from, rank_, tag}, data, bytes);
   }
   bool connects_on_demand() const override { return on_demand_; }
-  std::vector<Connection> new_connections() override { return office_->new_connections(rank_); }
+  std::vector<Connection> new_connections() override { return network_->new_connections(rank_); }
   State test(Message* message) override {
-    return message ? office_->test(own(message)) : State::over;
+    return message ? network_->test(own(message)) : State::over;
   }
-  bool is_under_way(const Message* message) override { return office_->is_under_way(own(message)); }
+  bool is_under_way(const Message* message) override {
+    return network_->is_under_way(own(message));
+  }
   bool cancel(Message* message) override {
-    if (message) office_->cancel(own(message));
+    if (message) network_->cancel(own(message));
     return true;
   }
   void progress() override {}
   void flush(std::chrono::nanoseconds) override {}
   void sleep(const Message* message, std::chrono::nanoseconds at_most) override {
-    office_->sleep(own(message), at_most);
+    network_->sleep(own(message), at_most);
   }
   std::string loss(int rank) const override {
-    return office_->is_lost(rank) ? "connection reset" : "";
+    return network_->is_lost(rank) ? "connection reset" : "";
   }
 
  private:
-  static PostOffice::Message* own(Message* message) {
-    return static_cast<PostOffice::Message*>(message);
+  static TestNetwork::Message* own(Message* message) {
+    return static_cast<TestNetwork::Message*>(message);
   }
-  static const PostOffice::Message* own(const Message* message) {
-    return static_cast<const PostOffice::Message*>(message);
+  static const TestNetwork::Message* own(const Message* message) {
+    return static_cast<const TestNetwork::Message*>(message);
   }
 
-  const std::shared_ptr<PostOffice> office_;
+  const std::shared_ptr<TestNetwork> network_;
   const int rank_;
   const bool on_demand_;
 };
@@ -209,7 +213,7 @@ class PostedTransport : public group::Transport {
 // Rank r on host host_of(r).
 template <class HostOf>
 std::vector<Group> on_hosts(int n, const HostOf& host_of,
-                            std::shared_ptr<PostOffice> office = std::make_shared<PostOffice>(),
+                            std::shared_ptr<TestNetwork> network = std::make_shared<TestNetwork>(),
                             const base::Costs& costs = {}) {
   static std::atomic<bool> alarm{false};
   std::map<int, std::shared_ptr<Commons>> commons;
@@ -235,7 +239,7 @@ std::vector<Group> on_hosts(int n, const HostOf& host_of,
         .rank = r,
         .ranks = job_ranks,
         .control = std::make_shared<group::ControlPlane>(
-            std::make_unique<PostedTransport>(office, r), r, n, [](int) { return false; }),
+            std::make_unique<TestTransport>(network, r), r, n, [](int) { return false; }),
         .host_peers = std::move(host_peers),
         .crowded = true,
         .alarm = &alarm,

@@ -72,7 +72,7 @@ TEST_F(FailureLatchTest, CutsATextThatIsTooLong) {
 
 TEST_F(FailureLatchTest, DoesNotWaitForARankThatDiedWhileItWrote) {
   memory.state = 1;
-  EXPECT_ERROR(UnavailableError, "died saying it", latch.check());
+  EXPECT_ERROR(UnavailableError, "died before it had written the reason", latch.check());
   EXPECT_FALSE(latch.failure());
 }
 

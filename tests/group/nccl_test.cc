@@ -31,7 +31,7 @@ using testing::caught;
 using testing::FakeNccl;
 using testing::on_threads;
 
-TEST(TypeInNccl, WidensHalvesAndLeavesOutWhatNcclDoesOtherwise) {
+TEST(TypeInNccl, WidensHalvesAndExcludesWhatNcclComputesOtherwise) {
   EXPECT_EQ(group::type_in_nccl(ReduceOp::SUM, DType::float32), DType::float32);
   EXPECT_EQ(group::type_in_nccl(ReduceOp::MEAN, DType::float64), DType::float64);
   for (const DType half : {DType::float16, DType::bfloat16}) {

@@ -141,7 +141,7 @@ TEST(Parts, OutliveTheWhole) {
   });
 }
 
-TEST(Parts, ThatOneDoesNotJoinAreAnErrorNamingIt) {
+TEST(Parts, ARankThatDoesNotSplitIsNamedInTheError) {
   const Groups groups = Group::in_process(2);
   const auto errors = errors_on_ranks(groups, [&](const Group& group) {
     if (group.rank() == 0) (void)group.split(0, 0);

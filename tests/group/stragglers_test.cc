@@ -146,7 +146,7 @@ TEST(StragglerReport, IsNoneForAGroupOfOneOrWithoutTheSetting) {
 }
 
 // The comparison is an operation like others: numbered, recorded, and checked.
-TEST(StragglerReport, ThatOnlySomeRanksMakeIsAnErrorThatNamesTheSetting) {
+TEST(StragglerReport, OnSomeRanksOnlyIsAnErrorThatNamesTheSetting) {
   auto backends = group::make_in_process(2);
   const Groups groups{
       detail::GroupAccess::make(std::make_shared<detail::GroupImpl>(std::move(backends[0]), 1)),

@@ -116,7 +116,7 @@ TEST(Tcp, DoesNotFillTheMemoryWithMessagesThatAreNotReceived) {
   const auto ranks = connected("tcp", 2);
   const auto sent = message(8 << 20, 9);
   int notice = 0;
-  auto* const ear = ranks[1]->receive(0, 99, &notice, sizeof(notice));  // as a job has it
+  auto* const notices = ranks[1]->receive(0, 99, &notice, sizeof(notice));  // as a job has it
   constexpr int kMessages = 20;
   std::vector<Transport::Message*> going;
   for (int i = 0; i < kMessages; ++i)
@@ -133,14 +133,14 @@ TEST(Tcp, DoesNotFillTheMemoryWithMessagesThatAreNotReceived) {
   }
   for (Transport::Message* message : going)
     EXPECT_EQ(finish(message, *ranks[0], ranks), State::over);
-  EXPECT_TRUE(ranks[1]->cancel(ear));
+  EXPECT_TRUE(ranks[1]->cancel(notices));
 }
 
 TEST(Tcp, BringsAnAwaitedMessageThoughOthersFillTheMemory) {
   const auto ranks = connected("tcp", 2);
   const auto unasked = message(8 << 20, 10), asked = message((8 << 20) + 1, 11);
   int notice = 0;
-  auto* const ear = ranks[1]->receive(0, 99, &notice, sizeof(notice));
+  auto* const notices = ranks[1]->receive(0, 99, &notice, sizeof(notice));
   std::vector<Transport::Message*> going;
   for (int i = 0; i < 8; ++i) going.push_back(ranks[0]->send(1, 1, unasked.data(), unasked.size()));
   for (Transport::Message* message : going)
@@ -150,7 +150,7 @@ TEST(Tcp, BringsAnAwaitedMessageThoughOthersFillTheMemory) {
   EXPECT_EQ(finish(ranks[1]->receive(0, 2, got.data(), got.size()), *ranks[1], ranks), State::over);
   EXPECT_EQ(finish(last, *ranks[0], ranks), State::over);
   EXPECT_TRUE(got == asked);
-  EXPECT_TRUE(ranks[1]->cancel(ear));
+  EXPECT_TRUE(ranks[1]->cancel(notices));
 }
 
 TEST(Tcp, WaitsWithoutALimitIfTold) {

@@ -9,12 +9,12 @@
 namespace tutti::testing {
 namespace {
 
-constexpr const char* kPosted = "posted";
+constexpr const char* kInMemory = "in_memory";
 
 class Transports : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (GetParam() == kPosted) return;
+    if (GetParam() == kInMemory) return;
     const group::TransportKind& kind = group::find_transport(GetParam())->kind;
     if (*kind.modules[0].launcher)
       GTEST_SKIP() << "its ranks are those of a launcher: multiprocess.mpi runs it";
@@ -31,17 +31,17 @@ class Transports : public ::testing::TestWithParam<std::string> {
   }
 
   void connect(int n) {
-    if (GetParam() != kPosted) {
+    if (GetParam() != kInMemory) {
       ranks = connected(GetParam(), n);
       return;
     }
-    office_ = std::make_shared<PostOffice>();
-    for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<PostedTransport>(office_, r));
+    network_ = std::make_shared<TestNetwork>();
+    for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<TestTransport>(network_, r));
   }
   // Rank `r` ends.
   void lose(int r) {
     ranks[size_t(r)].reset();
-    if (office_) office_->lose(r);
+    if (network_) network_->lose(r);
   }
 
   Transport::Message* send(int from, int to, uint64_t tag, const std::vector<std::byte>& data) {
@@ -66,7 +66,7 @@ class Transports : public ::testing::TestWithParam<std::string> {
   Peers ranks;
 
  private:
-  std::shared_ptr<PostOffice> office_;
+  std::shared_ptr<TestNetwork> network_;
 };
 
 TEST_P(Transports, BringMessagesOfEverySizeInBothDirectionsAtOnce) {
@@ -276,7 +276,7 @@ TEST_P(Transports, DoNotSleepForAMessageThatIsOver) {
 }
 
 std::vector<std::string> all_transports() {
-  std::vector<std::string> names{kPosted};
+  std::vector<std::string> names{kInMemory};
   for (const auto& transport : group::transports()) names.emplace_back(transport.name);
   return names;
 }

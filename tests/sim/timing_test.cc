@@ -72,7 +72,7 @@ TEST(Timing, CountsWhatLeavesAHostOnce) {
   EXPECT_EQ(timing.bytes, 8 << 20);
 }
 
-TEST(Timing, OfAGatherIsThatOfTheLinkToItsRoot) {
+TEST(Timing, AGatherIsBoundByTheLinkToItsRoot) {
   TimedJob job({.hosts = 8, .costs = network()});
   const Timing timing = job.time(Collective::gather, 64 << 20);
   const double ideal = 7 / 8. * (64 << 20) / 12.5e9;

@@ -50,7 +50,7 @@ auto function(const InputFn& fn, const InputOptions& options = {}) {
   };
 }
 
-// C196, C197 as section 0.14 has them
+// C196, C197, but with the rows of a batch in the order of the replicas
 TEST(WorkerInput, GoesToReplicasInOrderWhateverTheLayout) {
   const auto data = shared(Dataset::range(15).batch(4));
   const Steps want{
@@ -75,7 +75,7 @@ TEST(WorkerInput, OfItsOwnIsTakenInSharesOfTheBatch) {
              {{8, 9, 10, 11}, {8, 9, 10, 11}}}));
 }
 
-// Decision 14: of a batch of 5, replica 0 takes 3 rows in every step and replica 1 the other 2.
+// Of a batch of 5, replica 0 takes 3 rows in every step and replica 1 the other 2.
 TEST(WorkerInput, OfItsOwnIsTakenInOneGlobalBatchPerStep) {
   const InputOptions off{.auto_shard_policy = AutoShardPolicy::OFF};
   EXPECT_EQ(dealt(2, 1, shared(Dataset::range(6).batch(5), off)),
@@ -85,8 +85,8 @@ TEST(WorkerInput, OfItsOwnIsTakenInOneGlobalBatchPerStep) {
             (Steps{{{0, 1}, {2}, {0}, {1}}, {{3, 4}, {5}, {2}, {3}}, {{}, {}, {4}, {5}}}));
 }
 
-// Else worker 1 would never come to its data.
-TEST(WorkerInput, OfItsOwnTakesTurnsInABatchOfFewerRowsThanWorkers) {
+// Worker 1 would otherwise never read its data.
+TEST(WorkerInput, WorkersTakeTurnsIfABatchHasFewerRowsThanWorkers) {
   EXPECT_EQ(
       dealt(2, 1, shared(Dataset::range(2).batch(1), {.auto_shard_policy = AutoShardPolicy::OFF})),
       (Steps{{{0}, {}}, {{}, {0}}, {{1}, {}}, {{}, {1}}}));

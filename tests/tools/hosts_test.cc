@@ -256,7 +256,7 @@ TEST_F(Hosts, ThatAreAllThisMachineNeedNoConnection) {
               ElementsAre("[0] 127.0.0.1", "[1] 127.0.0.1", "[2] 127.0.0.1"));
 }
 
-TEST_F(Hosts, OfWhichOneIsThisMachineHaveItsRealAddress) {
+TEST_F(Hosts, ThisMachineHasItsRealAddressBesideOthers) {
   const std::string here = group::outside_address("");
   Tool tool(shells({"--hosts", "localhost,b"}, "echo \"${HOST-none} $TF_CONFIG\""));
   EXPECT_EQ(tool.finish(), 0) << tool.err();

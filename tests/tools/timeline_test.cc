@@ -100,7 +100,7 @@ TEST_F(TimelineMerge, TakesTheFilesOfAFolder) {
 TEST_F(TimelineMerge, SaysWhichRanksAreNotThere) {
   Tool tool({"timeline", "merge", out, second});
   EXPECT_EQ(tool.finish(), 0);
-  EXPECT_EQ(tool.err(), "tutti timeline: not there: rank 0, 2\n");
+  EXPECT_EQ(tool.err(), "tutti timeline: the timelines of these ranks are missing: 0, 2\n");
 }
 
 TEST_F(TimelineMerge, SaysWhatToDoAboutFilesThatCannotBeMerged) {

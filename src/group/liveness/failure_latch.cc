@@ -30,7 +30,9 @@ void FailureLatch::rethrow() const {
   const auto limit = base::Clock::now() + timing::kWriteFailure;
   while (failure_.state.load(std::memory_order_acquire) == 1)
     if (base::Clock::now() > limit)
-      throw UnavailableError("the group has failed, and the rank that said so died saying it");
+      throw UnavailableError(
+          "the group has failed, and the rank that reported it died before it had written the "
+          "reason");
   throw_error(failure_.code, failure_.text);
 }
 

@@ -10,7 +10,7 @@
 
 namespace tutti::group {
 
-// One reduction, seen from one rank. The ranks of a host that do not lead it meet the others in the
+// One reduction, seen from one rank. Ranks that do not lead their host meet its other ranks in the
 // window, and never touch the network.
 class NetworkCollectives::Reducer {
  public:
@@ -52,8 +52,8 @@ class NetworkCollectives::Reducer {
 
   void run_blocks() {
     const size_t blocks = layout_.blocks();
-    // Block i sets out, while kLag others are on their way; then comes the sum of an earlier one,
-    // and the end of one that is earlier still.
+    // A pipeline: step i sends block i, sums block i - kLag, and takes the results of block
+    // i - kLag - 1; with a window those of block i - kLag - 2, which the leader has by then.
     for (size_t i = 0; i < blocks + kLag + 2; ++i) {
       const size_t pieces = i < blocks ? layout_.pieces(i) : 0;
       for (size_t p = 0; window_ && p < std::max(pieces, size_t{1}); ++p) {
@@ -76,7 +76,8 @@ class NetworkCollectives::Reducer {
     if (leads_) transfers_.wait_all();
   }
 
-  // While the first block is on its way. Many hosts do so in rounds, with fewer messages.
+  // Compares the calls of all hosts while the first block is on its way. Many hosts do it in
+  // rounds, with fewer messages.
   void agree() {
     if (handshake_)
       handshake_->finish();
@@ -84,7 +85,7 @@ class NetworkCollectives::Reducer {
       all_.meeting_.hold(nullptr, [](size_t) { return size_t{0}; });
   }
   bool agrees_in_rounds() const {
-    constexpr size_t kHidden = 4;  // greetings in the time of one, since data follows them
+    constexpr size_t kHidden = 4;  // greetings that cost the time of one, since data follows them
     const size_t hosts = layout_.hosts(), greetings = (hosts - 1) / kHidden;
     return choose_way_of_parts({.kind = Collective::barrier,
                                 .hosts = hosts,
@@ -93,7 +94,7 @@ class NetworkCollectives::Reducer {
                                all_.costs_) == Way::rounds;
   }
 
-  // Shows this rank's leaves, whole. Returns the bytes of it that each rank has at most.
+  // Shows all of this rank's leaves in the window. Returns the most bytes that any rank shows.
   size_t show_all() {
     const FlatView& view = layout_.view();
     const size_t bytes = view.bytes(), shown = bytes * view.most_leaves();
@@ -104,7 +105,7 @@ class NetworkCollectives::Reducer {
     return shown;
   }
 
-  // With the handshake.
+  // Small data travels with the handshake.
   void run_small() {
     const Range range{0, layout_.view().bytes()};
     const size_t shown = show_all(), results = layout_.result_bytes(range);
@@ -167,8 +168,8 @@ class NetworkCollectives::Reducer {
                                piece.begin);
   }
 
-  // The values of this host for a piece of a block, in the messages of all shards that it is part
-  // of: this rank's share of the work.
+  // Makes this rank's share of the host's values for a piece of a block, in the messages of all
+  // shards that the piece overlaps.
   void make_values(size_t i, Range piece) {
     const Shown shown{piece.begin, layout_.piece_bytes(), kArea};
     const size_t worker = topology_.local_index(channels_.rank());
@@ -190,7 +191,8 @@ class NetworkCollectives::Reducer {
     return staged_values(i) + (layout_.is_whole() ? 0 : starts_of(i).values[host]);
   }
 
-  // If all results of a range go to one place of this rank's own, that; else null.
+  // The place in this rank's output that all results of a range go to; null if there is not one
+  // such place.
   std::byte* only_output(Range range) const {
     const auto part = window_ ? std::nullopt : layout_.only_part(range);
     if (!part || part->piece.outputs.empty()) return nullptr;
@@ -249,7 +251,7 @@ class NetworkCollectives::Reducer {
     }
   }
 
-  // Those of the only block, with the handshake.
+  // Sends the values of the only block with the handshake.
   void tell_values() {
     std::vector<size_t> told;
     for (const int leader : leaders()) {
@@ -260,14 +262,14 @@ class NetworkCollectives::Reducer {
     handshake_.emplace(channels_, leaders(), told);
   }
 
-  // The sum of this host's shard, for all.
+  // Sums this host's shard, and sends the result to the other hosts unless each sums all of it.
   void finish(size_t i) {
     Round& round = rounds_[i % kBlocks];
     wait_for(round.values);
     const Range range = layout_.shard(i, me_);
     if (range.empty()) return;
     std::byte* const result = result_at(i, me_);
-    // Data that is sent from where the result goes must have left it.
+    // The result may overwrite this rank's data, which must have been sent before.
     if (layout_.is_whole() && sums_.ready_value(range)) wait_for(round.sent);
     std::vector<const std::byte*> from(layout_.hosts());
     from[me_] = values_for(i, me_);
@@ -331,8 +333,8 @@ void NetworkCollectives::reduce_leaves(const LeafReduction& reduction) {
   Reducer(*this, reduction).run();
 }
 
-// Whether ranks that are alone on their hosts tell each other all of it with their greetings: there
-// is nothing to be cut, and no message besides.
+// Whether all ranks are alone on their hosts, and all data travels with their greetings. Nothing is
+// cut then, and there are no other messages.
 bool NetworkCollectives::fits_handshake(const detail::Memory& in, ReduceOp op) const {
   const size_t hosts = topology_.hosts.size(), bytes = rounded_up(size_in_bytes(in));
   if (hosts != all_ranks_.size() || bytes > kMostTold) return false;

@@ -9,7 +9,7 @@ namespace {
 
 size_t staging_bytes(size_t hosts) { return 2 * kBlocks * staging_slot(hosts); }
 
-// After the blocks.
+// The staging lies after the blocks.
 Staging staging_in(const Blocks& blocks, size_t hosts) {
   if (blocks.size() == 0) return {};
   return {blocks.end(), blocks.end() + kBlocks * staging_slot(hosts)};
@@ -19,7 +19,7 @@ int index_of(const std::vector<int>& ranks, int rank) {
   return int(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
-// All ranks of the job.
+// Watches all ranks of the job.
 class JobMonitor : public PeerMonitor {
  public:
   explicit JobMonitor(std::shared_ptr<const JobTopology> job) : job_(std::move(job)) {}
@@ -143,7 +143,7 @@ std::unique_ptr<Backend> NetworkBackend::split(std::span<const int> ranks, Timeo
   std::unique_ptr<Backend> group;
   telling_all([&] {
     group = plan.finish(chosen);
-    if (window_) window_->next_phase();  // the first rank of a host may leave then
+    if (window_) window_->next_phase();  // afterwards the first rank of a host may leave
   });
   return group;
 }

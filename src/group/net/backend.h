@@ -14,7 +14,7 @@ namespace tutti::group {
 // All ranks of a job.
 struct JobRanks {
   std::vector<std::string> addresses;  // for errors
-  std::vector<std::string> hosts;      // the name of each rank's; those with the same share memory
+  std::vector<std::string> hosts;      // of each rank; ranks with the same name share memory
   std::vector<std::string> machines;   // the same, even if TUTTI_BACKEND keeps each rank alone
   std::shared_ptr<const GroupHosts> all = std::make_shared<const GroupHosts>(hosts);
 };
@@ -24,27 +24,27 @@ struct JobTopology {
   int rank;                               // in the job
   std::shared_ptr<const JobRanks> ranks;  // shared by those of a simulated job
   std::shared_ptr<ControlPlane> control;
-  // Of the ranks on this host, in their order; empty if there is no other.
+  // The ranks on this host, in their order; empty if there is no other.
   HostPeers host_peers;
   bool crowded;  // are there more ranks than cores?
   const std::atomic<bool>* alarm;
   std::function<std::optional<cluster::Failure>()> failure;
   std::function<std::string()> isolation;  // as that of PeerMonitor
-  Costs costs = {};                        // rank 0's
+  Costs costs = {};                        // rank 0's, for all ranks
 };
 
 // What a rank tells the others of a new group.
 struct Introduction {
-  uint64_t blocks;  // where they are, from the first rank of a host to the others on it
-  uint64_t id;      // that of the first rank counts
+  uint64_t blocks;  // where the blocks are; the first rank of a host tells its other ranks
+  uint64_t id;      // of the group; the one from the first rank counts
 };
 
 class NetworkBackend : public Backend {
  public:
-  // In two steps, since the others' introductions must be known in between.
+  // A backend is made in two steps, since the others' introductions must be known in between.
   class Plan {
    public:
-    // Of all ranks of the job.
+    // The group of all ranks of the job.
     explicit Plan(std::shared_ptr<const JobTopology> job);
     // `ranks`: of the job, by rank of the group.
     Plan(std::shared_ptr<const JobTopology> job, std::vector<int> ranks);
@@ -93,14 +93,14 @@ class NetworkBackend : public Backend {
   }
   // Makes the window, if there are other ranks on this host. Returns the group's latch.
   FailureLatch& connect_host(const Blocks& blocks);
-  // An error of `operation` on this rank is one for all.
+  // Runs `operation`. If it fails on this rank, it fails on all.
   template <class F>
   void telling_all(const F& operation);
 
   std::shared_ptr<const JobTopology> job_;
   GroupTopology topology_;
   std::optional<Window> window_;
-  // The group's, if this rank is the only one on its host.
+  // The memory of the group's latch, if this rank is the only one on its host.
   std::unique_ptr<SharedFailure> own_failure_;
   std::optional<FailureLatch> own_latch_;
   FailureLatch& latch_;

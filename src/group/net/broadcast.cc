@@ -18,11 +18,11 @@ void NetworkCollectives::broadcast(const GroupCall& call) {
     exchange(bytes, {}, target, {&call.root, 1}, target);
 }
 
-// The root's host has it from the root, every other one from its leader. The leaders take turns at
-// getting a chunk from the root and passing it on to each other; the rest of a host take it from
-// the window.
+// The leaders of the other hosts take turns: one receives a chunk from the root and passes it on to
+// the others. The ranks of a host take a chunk from the window, where their leader, or on its own
+// host the root, puts it.
 void NetworkCollectives::broadcast_by_relays(std::byte* data, size_t bytes, int root) {
-  constexpr size_t kLeast = 64 << 10;  // in a chunk
+  constexpr size_t kLeast = 64 << 10;  // bytes of a chunk
   const int me = channels_.rank(), roots_host = topology_.host_of[size_t(root)];
   std::vector<int> relays;
   for (int h = 0; h < int(topology_.hosts.size()); ++h)
@@ -59,7 +59,8 @@ void NetworkCollectives::broadcast_by_relays(std::byte* data, size_t bytes, int 
       copy_bytes(part(i).data(), window_->shown(int(topology_.local_index(head)), kArea),
                  part(i).size());
   };
-  // A chunk that is to be passed on must not wait for those that others pass on: it has a lead.
+  // A relay passes a chunk on before it waits for those that other relays pass on: a chunk has this
+  // lead.
   constexpr size_t kAhead = 4;
   const size_t lag = kAhead + ways;
   const bool travels = me == head && !relays.empty();

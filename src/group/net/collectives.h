@@ -2,12 +2,12 @@
 // The collectives between hosts; a file for each.
 //
 // Small data travels with the handshake: in one hop, or between many hosts in a logarithmic number
-// of rounds (plan/way.h chooses). A large reduction is cut into blocks, and a
-// block into a shard for each host: every host sends the subtrees that its ranks hold of a shard to
-// that shard's host, which finishes the sum and sends the result to all. Blocks overlap, so that
-// some travel while others are summed. The ranks of a host meet in their window, and the first of
-// them, its leader, sends for all. Data for all ranks (broadcast, all_gather) crosses the network
-// once for every host; there the root, or every rank, sends for itself.
+// of rounds (plan/way.h chooses). A large reduction is cut into blocks, and a block into a shard
+// for each host: every host sends the subtrees that its ranks hold of a shard to that shard's host,
+// which finishes the sum and sends the result to all. Blocks overlap, so that some travel while
+// others are summed. The ranks of a host meet in their window, and the first of them, its leader,
+// sends for all. Data for all ranks (broadcast, all_gather) crosses the network once for every
+// host; for these the root, or every rank, sends its own data.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@
 
 namespace tutti::group {
 
-// What the ranks of a host share besides their window: their leader's memory for blocks on their
-// way. kBlocks of each.
+// What the ranks of a host share besides their window: their leader's memory for the values and the
+// results of kBlocks blocks under way.
 struct Staging {
   std::byte* subtrees = nullptr;
   std::byte* results = nullptr;
@@ -31,7 +31,8 @@ constexpr size_t kBlocks = 5;
 
 class NetworkCollectives {
  public:
-  // `window`: of the ranks on this host; null if this is the only one, and `staging` is empty then.
+  // `window`: that of the ranks on this host; null if this is the only one, and `staging` is empty
+  // then.
   NetworkCollectives(PeerChannels& channels, const GroupTopology& topology, Window* window,
                      Staging staging, const Costs& costs);
   ~NetworkCollectives();
@@ -49,7 +50,7 @@ class NetworkCollectives {
  private:
   class Reducer;
   class Rounds;
-  // Memory that is kept from one operation to the next. Only what is used of it is ever touched.
+  // Memory that is kept from one operation to the next. Only the bytes in use are ever touched.
   class Scratch {
    public:
     std::byte* at_least(size_t bytes) {
@@ -73,16 +74,15 @@ class NetworkCollectives {
   void reduce(const Description& what, const GroupCall& call, Timeouts timeouts);  // or all_reduce
   bool fits_handshake(const detail::Memory& in, ReduceOp op) const;
   void all_at_once(const GroupCall& call, bool wanted);
-  // Until all ranks are here, and do the same.
+  // Waits until all ranks have come here, and checks that they do the same.
   void agree();
   // The way of parts of `bytes` for each rank, `total` together.
   struct Parts {
     size_t bytes, total;
   };
   Way way_of(Collective kind, Parts parts) const;
-  // The same as agree(), and the little that each rank has, or the root if it is given, gets to
-  // all. Returns where that is until the next operation: the parts of one host after those of the
-  // one before.
+  // Does the same as agree(), and takes the few bytes of each rank, or of the root if it is given,
+  // to all ranks. Returns where they are until the next operation: host by host.
   const std::byte* share(const void* mine, size_t bytes, int root = -1);
   void broadcast(const GroupCall& call);
   void broadcast_by_relays(std::byte* data, size_t bytes, int root);
@@ -135,7 +135,7 @@ class NetworkCollectives {
   std::array<Scratch, kBlocks> received_;
   ReductionPlan plan_;
   const std::vector<int>& all_ranks_;
-  std::vector<int> others_, leaders_;  // once they are needed
+  std::vector<int> others_, leaders_;  // made when first needed
   std::vector<const void*> leaves_;
 };
 

@@ -19,14 +19,15 @@ namespace {
 constexpr size_t kEarly = 1024, kKept = 512;
 constexpr uint32_t kIds = 1u << 29;
 
-// Whether the rank at one place tells that at the other, connected or not: at distances of 1, 2, 4,
-// ... in both directions, so that what all pass on gets to all in a logarithmic number of steps.
+// Whether the rank at one place sends to the rank at the other, connected or not. It does so at
+// distances of 1, 2, 4, ... in both directions, so that what every rank passes on reaches all ranks
+// in a logarithmic number of steps.
 bool tells(size_t from, size_t to, size_t size) {
   const size_t ahead = (to + size - from) % size;
   return std::has_single_bit(ahead) || std::has_single_bit(size - ahead);
 }
 
-// That a rank has left a group matters less than a failure.
+// Drops the first notice that a rank has left, since a failure matters more; else the first notice.
 template <class Queue, class KindOf>
 void drop_one(Queue& queue, KindOf kind_of) {
   const auto left = std::ranges::find(queue, ControlPlane::Notice::Kind::leaving, kind_of);
@@ -35,7 +36,7 @@ void drop_one(Queue& queue, KindOf kind_of) {
 
 }  // namespace
 
-// A notice as it travels; no more of it than there is.
+// A notice as it travels. Only `length` bytes of the text are sent.
 struct ControlPlane::Frame {
   uint32_t group;
   Notice::Kind kind;
@@ -49,8 +50,8 @@ struct ControlPlane::Frame {
 
 struct ControlPlane::Receiver {
   Transport::Message* message = nullptr;
-  bool open = false;                           // else nothing more comes from there
-  std::optional<Clock::time_point> left = {};  // the job
+  bool open = false;                           // whether notices may still come from this rank
+  std::optional<Clock::time_point> left = {};  // when the rank left the job
   std::unique_ptr<Frame> frame = std::make_unique_for_overwrite<Frame>();
 };
 
@@ -232,7 +233,7 @@ void ControlPlane::take(int rank, Receiver& receiver) {
                       .culprit = frame.culprit,
                       .text = {frame.text, std::min<size_t>(frame.length, sizeof(frame.text))}};
   note(notice);
-  // Only a reply shows that this rank is heard, too.
+  // Only a reply shows that the other rank receives what this rank sends.
   if (notice.kind == Notice::Kind::reply && is_remote_(rank)) heard_ = Clock::now();
   if (notice.kind == Notice::Kind::probe) {
     send(rank, {.kind = Notice::Kind::reply});

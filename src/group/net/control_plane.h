@@ -35,7 +35,8 @@ class ControlPlane final : public Pump {
   // another rank, or shows the list that the others disagree with. A probe is of no group; the
   // control plane of its receiver replies. A rank that leaves no group leaves the job.
   struct Notice {
-    // Those from `waiting` on are not true for long: they are not kept for a group made later.
+    // Notices from `waiting` on soon become outdated, so they are not kept for a group that is made
+    // later.
     enum class Kind : uint32_t { failure, leaving, waiting, probe, reply, list };
     uint32_t group = 0;
     Kind kind = Kind::failure;
@@ -70,9 +71,9 @@ class ControlPlane final : public Pump {
   void add(uint32_t group, Listener* listener);
   void remove(uint32_t group);
 
-  // One way. Those of `ranks` that are connected with this one hear the notice now. Of a failure,
-  // some others do, too, and every rank that hears of it passes it on. Of a failure, and if this
-  // rank leaves, the rest hear it when they connect.
+  // Sends a notice and returns. Those of `ranks` that are connected get it at once. A failure also
+  // goes to ranks at distances 1, 2, 4, ... in the list, connected or not, and every receiver
+  // passes it on. The other ranks get a failure, or that this rank leaves, when they connect.
   void tell(std::span<const int> ranks, const Notice& notice);
   // Whether the transport has, or had, a connection to this rank.
   bool is_connected(int rank) const;
@@ -85,10 +86,10 @@ class ControlPlane final : public Pump {
   }
   // Asks ranks on other hosts for a reply, at most every timing::kProbeEvery.
   void probe();
-  // Whether any of them was heard within timing::kHeard. True before the first probe.
+  // Whether any rank on another host replied within timing::kHeard. True before the first probe.
   bool hears_other_hosts() const;
-  // Whether an operation failed since a rank did not answer: a rank that waits for all may wait in
-  // vain.
+  // Whether an operation failed because a rank was lost or late. A wait for all ranks may then be
+  // in vain.
   bool misses_a_rank() const { return misses_a_rank_.load(); }
   size_t reserved() const;  // as that of Backend
   // Tells the ranks that are connected that this one leaves the job, and with it every group.
@@ -98,7 +99,7 @@ class ControlPlane final : public Pump {
   bool may_reply(int rank) const;
   // Logs what other programs tried at this rank's port, at most once a second.
   void warn_of_strangers();
-  // Hears nothing from now on.
+  // Receives no notices from now on.
   void close();
 
  private:
@@ -123,8 +124,8 @@ class ControlPlane final : public Pump {
   std::map<uint32_t, Listener*> listeners_;
   std::map<int, Receiver> receivers_;  // by rank: those that are connected
   std::list<std::pair<Transport::Message*, std::unique_ptr<Frame>>> outgoing_;
-  std::optional<Clock::time_point> probing_since_, probed_;  // while it is asked to; and last
-  Clock::time_point heard_{};                                // a rank on another host
+  std::optional<Clock::time_point> probing_since_, probed_;  // first of a row of probes; last probe
+  Clock::time_point heard_{};                                // last reply from another host
   // Notices of groups that are not known here, or not yet.
   std::deque<std::pair<int, Notice>> early_;
   struct Kept {

@@ -35,8 +35,8 @@ void NetworkCollectives::gather(const GroupCall& call) {
       [&](int) { return in; }, wanted ? all : none, target);
   if (wanted) copy_bytes(target(channels_.rank()), in, bytes);
 }
-// A rank sends its part once to each other host, to one rank there. The ranks of a host then show
-// each other what they received, one part of each at a time.
+// A rank sends its part to one rank of each other host. The ranks of a host then show each other
+// what they received, one part of each rank at a time.
 void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
                                     std::span<const size_t> starts) {
   const int me = channels_.rank();
@@ -44,7 +44,7 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
   const auto bytes_of_part = [&](int rank) {
     return starts[size_t(rank) + 1] - starts[size_t(rank)];
   };
-  // The parts that each rank of this host has for the others: first its own.
+  // The parts that each rank of this host shows the others, its own first.
   std::vector<std::vector<int>> parts;
   for (const int local : topology_.local_ranks()) parts.push_back({local});
   for (const int r : all_ranks_)
@@ -78,7 +78,7 @@ void NetworkCollectives::all_gather(const std::byte* in, std::byte* out,
       };
       const auto target = [&](size_t k) { return out + starts[size_t(parts[k][i])] + at; };
       if (now(my_index)) copy_bytes(window_->mine(kArea), target(my_index), now(my_index));
-      transfers.progress();  // what is under way must not wait for the window
+      transfers.progress();  // messages under way must not wait for the window
       window_->next_phase();
       for (size_t k = 0; k < parts.size(); ++k)
         if (k != my_index && now(k)) copy_bytes(target(k), window_->shown(int(k), kArea), now(k));

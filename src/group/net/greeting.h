@@ -15,12 +15,12 @@ struct Greeting {
 // The most data that travels with a greeting.
 constexpr size_t kMostTold = 32 << 10;
 
-// Where the data of a greeting begins, which is all there is of one if only lengths move.
+// Where the data of a greeting begins. If only lengths move, a greeting is just the bytes before.
 constexpr size_t kGreetingData = 128;
 constexpr size_t kGreetingBytes = kGreetingData + kMostTold;
 static_assert(sizeof(Greeting) <= kGreetingData);
 
-// Tensors of a list that ranks show each other when their lists differ: in a notice, and in all.
+// How many tensors of a list ranks show each other if their lists differ: in one notice; in all.
 constexpr size_t kListedAtOnce = 64, kMostListed = 4096;
 
 }  // namespace tutti::group

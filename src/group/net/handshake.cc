@@ -101,7 +101,7 @@ void PeerChannels::show_list() {
                        std::min(kListedAtOnce, list.size() - at) * sizeof(ListedTensor)}});
 }
 
-// Empty if it does not come in time.
+// The list of a peer; empty if it does not come in time.
 std::vector<ListedTensor> PeerChannels::list_of(int peer, const Greeting& greeting) {
   if (greeting.hash == hash_) return listed(list_, kMostListed);  // the same as this rank's
   for (const auto until = Clock::now() + timing::kSettle; Clock::now() < until;) {

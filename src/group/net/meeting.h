@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All hosts meet in a logarithmic number of rounds (plan/doubling.h): they find out that all do the
-// same, and a little that each has for all gets to every other.
+// All hosts meet in a logarithmic number of rounds (plan/doubling.h). They check that all do the
+// same, and the few bytes that each has for all reach every other.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@ class Meeting {
  public:
   Meeting(PeerChannels& channels, const GroupTopology& topology);
 
-  // `parts`: room for what all hosts have, where that of this host is already. That of a host
-  // begins at start(host), and the last one ends at start(number of hosts).
+  // `parts`: room for the parts of all hosts, with this host's own part in place. A host's part
+  // begins at start(host), and the last part ends at start(number of hosts).
   void hold(std::byte* parts, const std::function<size_t(size_t host)>& start);
 
  private:

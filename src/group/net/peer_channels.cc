@@ -43,7 +43,7 @@ PeerChannels::PeerChannels(GroupMembers group, std::shared_ptr<ControlPlane> con
     else
       tell_failure(event.failure);
   });
-  // A rank that waits for one on its host is not to blame, either.
+  // A rank that waits in the window says so as well, so that no rank on another host blames it.
   if (window_) window_->on_wait([this](Deadline& deadline) { announce(deadline, -1); });
   control_->add(group_.id, this);
 }
@@ -191,8 +191,8 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
         fmt::format("{}: {} sent more than it was expected to; do all ranks run the same program?",
                     wait.during(), liveness_.name(wait.peer)));
   };
-  // With a core for every rank, a message under way is worth a millisecond or two of looking.
-  // Still, the rank that is waited for, or a thread that computes, may be on this core.
+  // With a core for every rank, this thread polls for a millisecond or two before it sleeps. It
+  // yields, since the rank that it waits for, or a thread that computes, may be on this core.
   const bool is_brief = crowded_ || base::is_background_thread();
   for (int i = base::world() ? 99 : is_brief ? 80 : 0; i < 100; ++i) {
     if (over(transport_.advance(message, crowded_ ? 1 : 20))) return;
@@ -218,7 +218,7 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
 }
 
 void PeerChannels::fail_since_lost(const Wait& wait) {
-  // What the peer, or the job, has to say is worth more than a connection that broke.
+  // A reason that the peer or the job gives says more than that a connection broke.
   if (const auto reason =
           liveness_.await_reason([&] { transport_.sleep(nullptr, timing::kPoll / 4); }))
     latch_.fail({reason->rank, reason->code, fmt::format("{}: {}", wait.during(), reason->text)});
@@ -241,7 +241,7 @@ void PeerChannels::check_wait(const Wait& wait) {
   const auto now = Clock::now();
   if (const auto left = left_at(wait.peer); left && now - *left > timing::kLastMessages)
     liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
-  // What it sent last may be here already, and only has to be taken in.
+  // The peer's last messages may have arrived already, and only have to be taken in.
   if (!transport_.loss(outer(wait.peer)).empty()) {
     if (!wait.state.lost) wait.state.lost = now;
     if (now - *wait.state.lost > timing::kReason) fail_since_lost(wait);
@@ -261,8 +261,8 @@ void PeerChannels::check_wait(const Wait& wait) {
       all.add({liveness_.name(peer) + "; " + liveness_.progress(peer, operation_of(peer)), peer});
     return all;
   };
-  // Peers that wait for a rank of this host may not hear it: if its network is broken, they know
-  // better, and go first.
+  // Peers that wait for a rank of this host may not hear it. If this host's network is broken, they
+  // can tell, so their errors come first.
   const nanoseconds slack = all_wait            ? timing::kSlackBehindAnother
                             : is_accused(peers) ? timing::kSlackIfAccused
                                                 : timing::kSlackBetweenHosts;
@@ -276,7 +276,7 @@ void PeerChannels::announce(Deadline& deadline, int culprit) {
   tell_all({.group = group_.id, .kind = Notice::Kind::waiting, .culprit = culprit});
 }
 
-// The group, or the job.
+// When the peer left the group or the job.
 std::optional<Clock::time_point> PeerChannels::left_at(int peer) const {
   {
     std::lock_guard lock(mutex_);

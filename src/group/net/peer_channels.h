@@ -25,8 +25,8 @@
 
 namespace tutti::group {
 
-// The ranks of one group, and the number that its messages are known by. What it refers to is that
-// of all ranks, which outlives it.
+// The ranks of one group, and the number that its messages are known by. It refers to vectors that
+// outlive it.
 struct GroupMembers {
   const std::vector<int>& ranks;  // of the job, by rank of the group
   int rank;                       // of this process, in the group
@@ -79,18 +79,19 @@ class PeerChannels final : private ControlPlane::Listener {
       bool sending;
     };
     PeerChannels& channels_;
-    size_t over_ = 0;  // all before this one are
+    size_t over_ = 0;  // all messages before this one are over
     std::vector<Item> items_;
   };
 
-  // Tells `peers` what this rank is doing, with `bytes` of to_tell(peer) for each; and hears the
-  // same from them, which must be doing the same. What they told is in told(peer) until the next.
+  // Sends `peers` a greeting, which says what this rank is doing, with `bytes` of to_tell(peer) for
+  // each, and receives theirs. They must be doing the same. What they told is in told(peer) until
+  // the next handshake.
   class Handshake {
    public:
     Handshake(PeerChannels& channels, std::span<const int> peers,
               std::span<const size_t> bytes = {})
         : Handshake(channels, peers, bytes, peers) {}
-    // Tells some, and hears others.
+    // Sends greetings to some ranks, and receives those of others.
     Handshake(PeerChannels& channels, std::span<const int> to, std::span<const size_t> bytes,
               std::span<const int> from);
     void finish();
@@ -122,19 +123,19 @@ class PeerChannels final : private ControlPlane::Listener {
   void send(const Description& what, const detail::Memory& in, int64_t tag, Timeouts timeouts);
   void recv(const Description& what, const detail::Memory& out, int64_t tag, Timeouts timeouts);
 
-  // A message could not be cancelled, and its memory may still be written to: memory that it might
-  // be in is never used again.
+  // Whether a message could not be cancelled. Its memory may still be written to, so memory that
+  // may hold it must never be used again.
   bool has_lost_memory() const { return lost_memory_.load(); }
 
-  // The group fails, unless it has already, and this rank is at fault; the ranks on all hosts are
-  // told.
+  // Makes the group fail with this rank at fault, unless it has failed before, and tells the ranks
+  // on all hosts.
   void fail_all(ErrorCode code, const std::string& text);
   // Throws if the group has failed or a rank is lost; `during` starts the text. On any thread.
   void check_ranks(const std::string& during);
 
  private:
   struct Header;
-  // Of one call, over all its waits.
+  // The state of one call, over all its waits.
   struct WaitState {
     Deadline deadline;
     std::optional<std::chrono::steady_clock::time_point> lost = {};  // when the connection was
@@ -145,13 +146,13 @@ class PeerChannels final : private ControlPlane::Listener {
     const Description& what;
     uint64_t number;
     WaitState& state;
-    Transfers* transfers = nullptr;  // that it is part of
+    Transfers* transfers = nullptr;  // that the message is part of
 
     std::string during() const { return described(what, number); }
   };
-  // Of a peer that this rank has exchanged greetings with.
+  // What this rank keeps for a peer that it has exchanged greetings with.
   struct PeerState {
-    std::atomic<uint64_t> heard{0};               // the last operation of its greetings
+    std::atomic<uint64_t> heard{0};               // the operation of the peer's last greeting
     std::unique_ptr<std::byte[]> greetings = {};  // to it, and from it
   };
   // Peers are many, and those that a rank deals with few: their states are made when first needed,
@@ -162,7 +163,7 @@ class PeerChannels final : private ControlPlane::Listener {
     ~PeerStates() {
       for (const std::atomic<Chunk*>& chunk : chunks_) delete chunk.load();
     }
-    // Null: it has none yet.
+    // Null if the peer has no state yet.
     PeerState* find(int peer) const {
       Chunk* const chunk = chunks_[size_t(peer) / kChunk].load(std::memory_order_acquire);
       return chunk ? &(*chunk)[size_t(peer) % kChunk] : nullptr;
@@ -172,7 +173,7 @@ class PeerChannels final : private ControlPlane::Listener {
       chunks_[size_t(peer) / kChunk].store(new Chunk, std::memory_order_release);
       return *find(peer);
     }
-    // Leaves all memory to what may still write to it.
+    // Never frees the memory, since a lost message may still write to it.
     void abandon() { new std::vector<std::atomic<Chunk*>>(std::move(chunks_)); }
     size_t count_greetings() const;
 
@@ -195,7 +196,7 @@ class PeerChannels final : private ControlPlane::Listener {
   void cancel(Transport::Message* message);
   std::byte* greeting_to(int peer);
   std::byte* greeting_from(int peer);
-  // Until it is over, and null.
+  // Waits until the message is over, and sets it to null.
   void await(Transport::Message*& message, const Wait& wait);
   [[noreturn]] void fail_since_lost(const Wait& wait);
   void check_wait(const Wait& wait);
@@ -207,8 +208,8 @@ class PeerChannels final : private ControlPlane::Listener {
   void tell_failure(const cluster::Failure& failure);
   std::optional<base::Clock::time_point> left_at(int peer) const;
   bool is_on_this_host(int of_job) const;
-  bool waits(int peer) const;  // for another, as it announces
-  // A rank of this host, by one of the hosts of `peers`, which announces that it waits.
+  bool waits(int peer) const;  // whether the peer announces that it waits for another rank
+  // Whether a rank on a host of one of `peers` announces that it waits for a rank of this host.
   bool is_accused(std::span<const int> peers) const;
   [[noreturn]] void disagree(std::span<const int> peers);  // whose greetings are here
   void show_list();
@@ -225,7 +226,7 @@ class PeerChannels final : private ControlPlane::Listener {
 
   uint64_t number_ = 0, sent_ = 0, received_ = 0;
   Description what_;
-  uint64_t hash_ = 0;            // of it
+  uint64_t hash_ = 0;            // of `what_`
   std::span<const Piece> list_;  // of the operation
   WaitState wait_state_;
   const size_t greeting_stride_;
@@ -236,10 +237,11 @@ class PeerChannels final : private ControlPlane::Listener {
 
   std::atomic<bool> told_failure_{false}, lost_memory_{false};
   std::map<int, std::vector<EarlyMessage>> unclaimed_;  // by sender
-  // What peers say besides.
+  // The notices of peers.
   mutable std::mutex mutex_;
   using Time = std::chrono::steady_clock::time_point;
-  // When a peer said last that it leaves, that it waits for another, for a rank of this host.
+  // When a peer last said: that it leaves; that it waits for another rank; that it waits for one of
+  // this host.
   std::map<int, Time> left_, waits_, accuses_;
   std::map<int, std::vector<ListedTensor>> lists_;  // that peers show
 };

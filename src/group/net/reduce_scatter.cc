@@ -9,12 +9,12 @@ namespace tutti::group {
 
 namespace {
 
-// What a rank sends to another at once.
+// The most bytes that a rank sends to another at once.
 constexpr size_t kPart = 256 << 10;
 
 }  // namespace
 
-// Part by part: the next one travels while this one is summed.
+// Large data goes part by part: the next part travels while this one is summed.
 void NetworkCollectives::reduce_scatter(const GroupCall& call) {
   const size_t n = size_t(channels_.size()), me = size_t(channels_.rank());
   const size_t bytes = size_in_bytes(call.in) / n, each = size_of(call.in.dtype);
@@ -60,8 +60,8 @@ void NetworkCollectives::reduce_scatter(const GroupCall& call) {
       const size_t at = i * kPart, now = std::min(kPart, bytes - at);
       std::byte* const memory = received_[i % 2].at_least(n * kPart);
       posted[i % 2].clear();
-      // These are over soon: a peer posts its receive of a part before it sends its own, which is
-      // here already.
+      // These sends are over soon: a peer posts its receive of a part before it sends its own part,
+      // which has arrived already.
       for (const size_t number : sent[i % 2]) transfers.wait(number);
       sent[i % 2].clear();
       for (const int peer : others())

@@ -15,9 +15,10 @@ namespace {
 
 // The most that a block may take, in bytes.
 constexpr size_t kMostStaged = 4 << 20;
-// However many hosts there are, a shard has this: a message of less takes longer than its bytes.
+// The least that a shard has, however many hosts there are: the cost of a smaller message is mostly
+// latency.
 constexpr size_t kLeastOfMany = 32 << 10;
-// But this much is all that is staged between hosts with several ranks.
+// The most that is staged between hosts with several ranks, though shards then become smaller.
 constexpr size_t kMostShared = 16 << 20;
 
 }  // namespace

@@ -19,15 +19,15 @@ constexpr size_t kMostHalved = 8 << 20;
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// What hosts send each other in a reduction; kept for the next, since most are alike.
+// What hosts send each other in a reduction. It is kept for the next one, since most are alike.
 struct ReductionPlan {
   void update(std::span<const int> owners, const GroupTopology& topology, bool single);
 
   std::shared_ptr<const HostSubtrees> subtrees;
-  Doubling doubling;  // of this host, if all have as many leaves, one host's after the other's
+  Doubling doubling;  // of this host; only if subtrees->leaves_per_host is not 0
 };
 
-// Bytes that hosts with several ranks stage of a block's values, or of its results, at most.
+// The most bytes of a block's values, or of its results, that hosts with several ranks stage.
 size_t staging_slot(size_t hosts);
 
 // The same on all ranks.
@@ -53,9 +53,9 @@ class ReductionLayout {
   // Whether every host sums all of a block, and whether all of it travels with the handshake.
   bool is_whole() const { return way_ == Way::whole; }
   bool is_small() const { return small_; }
-  // Whether the values of its only block do.
+  // Whether there is one block, and its values travel with the handshake.
   bool is_told() const { return told_; }
-  // Bytes that the values of a block, or its results, take at most.
+  // The most bytes that the values of a block, or its results, take.
   size_t slot() const { return slot_; }
   size_t blocks() const { return (view_.bytes() + block_ - 1) / block_; }
   Range block(size_t i) const { return {i * block_, std::min(view_.bytes(), (i + 1) * block_)}; }
@@ -77,8 +77,8 @@ class ReductionLayout {
             std::min(range.end, range.begin + (i + 1) * each)};
   }
 
-  // A message of values: the subtrees of a host one after the other, each of all parts in a range.
-  // f(index of the subtree, part, where it begins). Returns where the last one ends.
+  // A message of values holds the subtrees of a host one after the other, each with all parts of a
+  // range. Calls f(index of the subtree, part, where it begins). Returns where the last one ends.
   template <class F>
   size_t for_each_value(size_t host, Range range, const F& f) const {
     return for_each_value(subtrees().by_host[host], range, f);
@@ -100,7 +100,7 @@ class ReductionLayout {
   size_t value_bytes(std::span<const Subtree> subtrees, Range range) const {
     return for_each_value(subtrees, range, [](size_t, const Part&, size_t) {});
   }
-  // A message of results: f(part, where it begins).
+  // The same for a message of results: f(part, where it begins).
   template <class F>
   size_t for_each_result(Range range, const F& f) const {
     size_t end = 0;

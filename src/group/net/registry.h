@@ -18,16 +18,17 @@ struct TransportKind {
     const char* name;           // libtutti_<name>.so
     const char* launcher = "";  // if it serves this launcher's jobs only: "Open MPI"
     // For tutti info:
-    const char* ranks;    // which it connects
+    const char* ranks;    // the ranks that it connects
     const char* purpose;  // of the module
     const char* library;  // the Debian package that it needs to be loaded
     const char* headers;  // those that it needs to be built
   };
   std::span<const Module> modules;  // one, or one for each launcher
-  const char* elsewhere = "";       // why a job of any other launcher cannot have it
+  const char* elsewhere = "";       // why the jobs of other launchers cannot use it
   // Files that a process opens for it.
   int descriptors = 0, descriptors_per_peer = 0;
-  int most_peers = std::numeric_limits<int>::max();  // that it opens such files for, in most jobs
+  // The most peers that it opens files for in most jobs.
+  int most_peers = std::numeric_limits<int>::max();
   int files_for(int peers) const { return descriptors_per_peer * std::min(peers, most_peers); }
   // Whether a job should use it on this network if TUTTI_BACKEND is empty. Null: never.
   bool (*is_preferred)(const TransportOptions& options) = nullptr;

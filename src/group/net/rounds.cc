@@ -67,7 +67,7 @@ std::byte* NetworkCollectives::Rounds::place_for(size_t round, size_t bytes) {
   return made_[round % 2]->at_least(bytes);
 }
 
-// Back through the rounds: the host that has the other half of a range has its results.
+// Goes back through the rounds. In each, the peer has the results of the other half of a range.
 void NetworkCollectives::Rounds::spread(Range range, std::byte* result) {
   std::vector<Halves> halves;
   Range whole{0, layout_.view().bytes()};

@@ -18,7 +18,7 @@ class NetworkCollectives::Rounds {
         received_(all.received_[0]),
         made_{&all.received_[1], &all.received_[2]} {}
 
-  // From this host's values to the results.
+  // Makes the results from this host's values and those of the others.
   void run(const std::byte* values, std::byte* result);
 
  private:
@@ -32,16 +32,16 @@ class NetworkCollectives::Rounds {
   Halves halves_of(Range range, int peer) const;
   Range reduce(const std::byte* values, std::byte* result);  // returns the range of the results
   void spread(Range range, std::byte* result);
-  // Where this host's values before a round are made: if all of them travel with its greeting,
-  // there.
+  // Memory for this host's values of a round. With doubling it is in the greeting, which all of
+  // them travel with.
   std::byte* place_for(size_t round, size_t bytes);
-  // Where a range begins in a message of one that begins at `from`.
+  // The offset of the values for byte `at` of the view in a message whose range begins at `from`.
   size_t value_at(std::span<const Subtree> subtrees, size_t from, size_t at) const {
     return padded(layout_.value_bytes(subtrees, {from, at}));
   }
   size_t result_at(size_t at) const { return padded(layout_.result_bytes({0, at})); }
-  // Gives data to a host, and takes as much as is expected from it. Returns where that is: at
-  // `into`, or where greetings are.
+  // Sends data to a host and receives `expected` bytes from it. Returns where these are: at `into`,
+  // or in the host's greeting.
   const std::byte* exchange(int host, const std::byte* data, size_t bytes, std::byte* into,
                             size_t expected);
   const std::byte* take(int host);

@@ -14,9 +14,9 @@ namespace tutti::group {
 
 // How the ranks of a host show their leaves in the window.
 struct Shown {
-  size_t base;    // byte of the view that comes first
+  size_t base;    // the first byte of the view that is shown
   size_t stride;  // from one leaf of a rank to the next
-  size_t bytes;   // that a rank shows at most
+  size_t bytes;   // the most that a rank shows
 };
 
 // The sums of a reduction: those of this host from its leaves, and the results from the values of
@@ -30,7 +30,8 @@ class Sums {
   Sums(const Layout& layout, const GroupTopology& topology, const Window* window)
       : layout_(layout), topology_(topology), window_(window), host_(size_t(topology.my_host())) {}
 
-  // The values of this host for `mine`, into a message of those of `range`. Returns its size.
+  // Writes this host's values for `mine` into a message that holds those for `range`. Returns the
+  // size of the message.
   size_t make_values(Range range, Range mine, std::byte* to, const Shown& shown) {
     return layout_.for_each_value(host_, range, [&](size_t index, const Part& part, size_t at) {
       const size_t begin = std::max(part.at, mine.begin);
@@ -48,7 +49,7 @@ class Sums {
     });
   }
 
-  // If the only value of a range is this rank's own data, that as it lies; else null.
+  // This rank's data in place, if it is the only value of the range; else null.
   const std::byte* ready_value(Range range) const {
     const std::vector<Subtree>& subtrees = layout_.subtrees().by_host[host_];
     if (window_ || subtrees.size() != 1 || subtrees[0].leaves != 1) return nullptr;
@@ -64,7 +65,7 @@ class Sums {
     finish(known, range, result);
   }
 
-  // Values of some subtrees, and where they lie: of each, all parts of a range.
+  // The values that are known: for each subtree, a pointer to each part of a range.
   struct Known {
     std::vector<Subtree> subtrees = {};  // in the order of their leaves
     std::vector<const std::byte*> at = {};
@@ -75,7 +76,7 @@ class Sums {
     }
     size_t parts() const { return at.size() / subtrees.size(); }
   };
-  // A message of `subtrees` besides; none of them is known.
+  // Adds the values in a message of `subtrees`. None of these may be known before.
   void add(Known& known, std::span<const Subtree> subtrees, Range range,
            const std::byte* message) const {
     size_t parts = 0, next = 0;
@@ -92,7 +93,7 @@ class Sums {
       known.at[next++] = message + at;
     });
   }
-  // A message of `wanted`, each of which is known or made of what is.
+  // Writes a message with the values of `wanted`, combining known values if needed.
   void merge(const Known& known, std::span<const Subtree> wanted, Range range, std::byte* to) {
     size_t number = 0, before = 0;
     layout_.for_each_value(wanted, range, [&](size_t index, const Part& part, size_t at) {
@@ -117,7 +118,7 @@ class Sums {
     for (size_t at = part; at < known.at.size(); at += known.parts())
       inputs_.push_back(known.at[at]);
   }
-  // A leaf's data from byte `at` of the view on, in this process's reach: its own, or what is shown
+  // A leaf's data from byte `at` of the view on: this rank's own, or what a rank of this host shows
   // in the window.
   const std::byte* leaf_at(size_t leaf, const Part& part, const Shown& shown, size_t at) const {
     const FlatView& view = layout_.view();

@@ -15,12 +15,13 @@ namespace tutti::group {
 // The subtrees that each host has all leaves of.
 struct HostSubtrees {
   std::vector<int> owners;  // of the leaves
-  bool single;              // each leaf is one of its own
+  bool single;              // whether each leaf is a subtree of its own
   std::vector<std::vector<Subtree>> by_host;
-  // On each host, if they have as many, one host's after the other's; else 0.
+  // How many leaves each host has, if that is the same number and the hosts' leaves follow each
+  // other in the order of the hosts; else 0.
   size_t leaves_per_host;
 
-  // Bytes of values that a host has for each byte of a leaf, at most; `wide`: those of a sum.
+  // The most bytes of values that a host has for each byte of a leaf, if a sum takes `wide`.
   size_t most_values(size_t wide) const;
 
  private:
@@ -29,7 +30,7 @@ struct HostSubtrees {
     size_t leaves, sums;
     friend bool operator==(const Kind&, const Kind&) = default;
   };
-  std::vector<Kind> kinds_;  // of hosts, by how many of each they have
+  std::vector<Kind> kinds_;  // the different kinds of hosts
 };
 
 // The same for all ranks of a group; shared by those of a simulated job. Safe to use from any
@@ -39,18 +40,19 @@ class GroupHosts {
   // `ranks`: of the job, by rank of the group. `names`: of the hosts, by rank of the job. Hosts
   // count in the order of their first ranks.
   GroupHosts(std::vector<int> ranks, const std::vector<std::string>& names);
-  // Of all ranks of a job.
+  // The group of all ranks of a job.
   explicit GroupHosts(const std::vector<std::string>& names);
 
   std::vector<int> ranks;               // of the job
   std::vector<int> all;                 // of the group: 0, 1, 2, ...
   std::vector<int> host_of;             // by rank of the group
   std::vector<std::vector<int>> hosts;  // the ranks of each, in their order
-  std::vector<size_t> ranks_before;     // a host, on those that come first; at last, of all
+  std::vector<size_t> ranks_before;     // [h]: ranks on hosts 0 to h - 1; the last entry: on all
 
   int leader(int host) const { return hosts[size_t(host)][0]; }
   size_t local_index(int rank) const;  // among the ranks of its host
-  // Of a reduction whose leaves these ranks have. The last are kept, since most are alike.
+  // The subtrees of a reduction whose leaves have these owners. The last answer is kept, since most
+  // reductions are alike.
   std::shared_ptr<const HostSubtrees> subtrees_of(std::span<const int> owners, bool single) const;
 
  private:
@@ -58,7 +60,7 @@ class GroupHosts {
   mutable std::shared_ptr<const HostSubtrees> last_;
 };
 
-// What one rank sees of it.
+// The hosts of a group, as one rank sees them.
 struct GroupTopology {
   GroupTopology(std::shared_ptr<const GroupHosts> of_group, int of_rank)
       : shared(std::move(of_group)), rank(of_rank) {}
@@ -74,7 +76,7 @@ struct GroupTopology {
   bool leads() const { return leader(my_host()) == rank; }
   const std::vector<int>& local_ranks() const { return hosts[size_t(my_host())]; }
   size_t local_index(int of) const { return shared->local_index(of); }
-  // The rank on `host` that takes in what `from` has for all.
+  // The rank on `host` that receives what `from` sends to all.
   int receiver_for(int from, int host) const;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves messages between the processes of a job. Each implementation has a folder here and a line
-// tutti_transport() in src/CMakeLists.txt; tests have one of their own.
+// tutti_transport() in src/CMakeLists.txt, but for those of the simulation (sim/transport.h) and of
+// the tests.
 #pragma once
 
 #include <tutti/error.h>
@@ -19,7 +20,8 @@ namespace tutti::group {
 class Transport {
  public:
   struct Message {};  // one under way; a transport derives its own. Null: it is over already
-  enum class State { under_way, over, failed, too_long };  // the last: of a receive
+  // too_long: a receive got a message that is longer than its memory.
+  enum class State { under_way, over, failed, too_long };
 
   virtual ~Transport() = default;
   virtual const char* name() const = 0;
@@ -29,11 +31,12 @@ class Transport {
   // it. Only the lower 32 bits of a tag count.
   virtual Message* send(int to, uint64_t tag, const void* data, size_t bytes) = 0;
   virtual Message* receive(int from, uint64_t tag, void* data, size_t bytes) = 0;
-  // Whether it is over; if so, or if it failed, it is gone after this.
+  // Returns the state of a message. Unless that is under_way, the message is gone afterwards.
   virtual State test(Message* message) = 0;
   virtual bool is_under_way(const Message* message) = 0;
-  // Its memory is not touched any more once this returns, and it is gone; to get there, the
-  // connection may have to be cut. False if that is impossible: then its memory is lost.
+  // Ends a message, which is gone afterwards. Its memory is not touched once this returns; the
+  // connection may be cut for that. False if that is impossible: the memory must then never be used
+  // again.
   virtual bool cancel(Message* message) = 0;
 
   virtual void progress() = 0;

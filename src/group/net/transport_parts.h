@@ -50,46 +50,46 @@ inline std::string describe_interface(const TransportOptions& options, const cha
 // for. All with the transport's lock held.
 class Sleepers {
  public:
-  Sleepers() : free_{new_bell()} {}
+  Sleepers() : free_{new_eventfd()} {}
   ~Sleepers() {
-    for (const int bell : free_) close(bell);
+    for (const int event : free_) close(event);
   }
   Sleepers(const Sleepers&) = delete;
 
-  // Until there is something in the file, another thread calls wake(), or `at_most` has passed.
-  // The lock is released meanwhile.
+  // Waits until there is something in the file, another thread calls wake(), or `at_most` has
+  // passed. The lock is released meanwhile.
   void sleep(std::unique_lock<std::mutex>& lock, int file, std::chrono::nanoseconds at_most) {
-    if (free_.empty()) free_.push_back(new_bell());
-    const int bell = free_.back();
+    if (free_.empty()) free_.push_back(new_eventfd());
+    const int event = free_.back();
     free_.pop_back();
-    sleeping_.push_back(bell);
+    sleeping_.push_back(event);
     lock.unlock();
-    pollfd files[] = {{file, POLLIN, 0}, {bell, POLLIN, 0}};
+    pollfd files[] = {{file, POLLIN, 0}, {event, POLLIN, 0}};
     const timespec time{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
     ppoll(files, 2, &time, nullptr);
     lock.lock();
-    uint64_t rung;
-    if (std::erase(sleeping_, bell) == 0) [[maybe_unused]]
-      const ssize_t taken = read(bell, &rung, sizeof(rung));
-    free_.push_back(bell);
+    uint64_t count;
+    if (std::erase(sleeping_, event) == 0) [[maybe_unused]]
+      const ssize_t taken = read(event, &count, sizeof(count));
+    free_.push_back(event);
   }
   // Called by a thread that has taken something in.
   void wake() {
-    const uint64_t ring = 1;
-    for (const int bell : sleeping_) [[maybe_unused]]
-      const ssize_t written = write(bell, &ring, sizeof(ring));
+    const uint64_t count = 1;
+    for (const int event : sleeping_) [[maybe_unused]]
+      const ssize_t written = write(event, &count, sizeof(count));
     sleeping_.clear();
   }
 
  private:
-  static int new_bell() {
+  static int new_eventfd() {
     const int file = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (file < 0)
       throw ResourceExhaustedError("no file is left to wake a thread with; raise ulimit -n");
     return file;
   }
 
-  std::vector<int> free_, sleeping_;
+  std::vector<int> free_, sleeping_;  // eventfds: unused ones, and those of threads that sleep
 };
 
 }  // namespace tutti::group

@@ -50,7 +50,7 @@ Doubling doubling_of(int host, int hosts, size_t leaves_per_host) {
     plan.taken = subtrees_of({leaves(host + p, host + p + 1)});
   }
   for (int distance = 1; distance < p; distance *= 2) {
-    // Those that have exchanged all they know, and what was given to them.
+    // The hosts that have exchanged all they know, and those that gave their values to them.
     const auto known_to = [&](int one) {
       const int first = one / distance * distance;
       return subtrees_of({leaves(first, first + distance),

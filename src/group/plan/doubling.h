@@ -3,8 +3,8 @@
 //
 // With p the largest power of two among H hosts, host h >= p first gives its values to h - p. Then
 // the p hosts exchange what they know with those at distance 1, 2, 4, ... At last host h - p gives
-// the results to h. What a host knows after each round are the leaves of at most two ranges of
-// hosts; it sends the largest subtrees in them.
+// the results to h. After each round a host knows the leaves of at most two ranges of hosts; it
+// sends the largest subtrees in them.
 #pragma once
 
 #include <vector>
@@ -24,12 +24,13 @@ struct Doubling {
   std::vector<Round> rounds;        // none if it gives its values
 };
 
-// Of `host` among `hosts`, each with `leaves_per_host` leaves, one host's after the other's.
+// The plan of `host` among `hosts`. Each has `leaves_per_host` leaves, and the hosts' leaves follow
+// each other in the order of the hosts.
 Doubling doubling_of(int host, int hosts, size_t leaves_per_host);
 
-// Values of each element in any message of it, at most.
+// The most values of each element in any message of doubling.
 size_t most_values_of_doubling(size_t hosts, size_t leaves_per_host);
-// Rounds one after the other.
+// The number of rounds, which follow each other.
 size_t rounds_of_doubling(size_t hosts);
 
 }  // namespace tutti::group

@@ -53,8 +53,8 @@ struct TreeSum::Tile {
   int64_t at, count;
 };
 
-// The value of [first, first + leaves) in partial_dtype: one of the given as it lies, or combined
-// in `to`; if that is null, in the first of the scratch tiles that are free: those from `free` on.
+// The value of [first, first + leaves) in partial_dtype: a given value in place, or one combined in
+// `to`; if that is null, in scratch tile `free`. The tiles from `free` on are not in use.
 const void* TreeSum::value_of(const Tile& tile, size_t first, size_t leaves, size_t free,
                               void* to) {
   const auto it = std::ranges::lower_bound(tile.subtrees, first, {}, &Subtree::first);

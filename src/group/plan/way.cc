@@ -9,17 +9,20 @@ namespace tutti::group {
 
 namespace {
 
-// This few hosts tell each other all that fits a greeting: one hop instead of two.
+// Up to this number of hosts, each sends every other all data that fits a greeting: one hop instead
+// of two.
 constexpr size_t kFewHosts = 4;
-// Two hosts send each other no more than if each summed a half; only, both sum all of it.
+// Up to this size two hosts exchange all data. They send no more bytes than if each summed a half,
+// but both sum all of it.
 constexpr size_t kMuchForTwo = 256 << 10;
 // The blocks of a direct exchange overlap, which the rounds of halving do not.
 constexpr double kOverlap = 0.83;
-// How often halving works on what does not fit a greeting, besides.
+// How many passes over the data halving makes for what does not fit a greeting.
 constexpr double kHalvingWork = 3;
 // The least that a shard of a large reduction has, and the least number of its blocks.
 constexpr size_t kLeastShard = 256 << 10, kLeastBlocks = 8;
-// Two ranks of a host sum as much either way; but a share stays in the nearest cache.
+// The most that the ranks of a host reduce whole. Two ranks sum as much either way, but a share
+// stays in the nearest cache.
 constexpr size_t kMostWhole = 64 << 10;
 
 bool is_whole(const WayOptions& options) {
@@ -34,8 +37,7 @@ double cost_of_whole(const WayOptions& options, const Costs& costs) {
          double(options.hosts - 1) * (costs.message + told * (costs.byte + costs.sum));
 }
 
-// The results take one more message for each host; and another one if the values are too many for a
-// greeting.
+// The results take one more message to each host, and the values one if they do not fit a greeting.
 double cost_of_shares(const WayOptions& options, const Costs& costs) {
   const double others = double(options.hosts - 1), bytes = double(options.bytes);
   const double values = double(options.direct_values);

@@ -85,7 +85,8 @@ void Window::next_phase(uint32_t flag) {
   shown.flag = flag;
   shown.hash = hash_;
   finish_work();
-  // Before `sleepers` is read: a peer that goes to sleep has seen the phase, or is seen here.
+  // This store comes before `sleepers` is read, so a peer that goes to sleep either sees the phase
+  // or is woken.
   shown.phase.store(phase);
   wake(shown.phase, mine.sleepers);
   for (int r = 0; r < size(); ++r) {
@@ -105,7 +106,7 @@ void Window::disagree(int other) {
   const Description& theirs = blocks_[other].descriptions[phase_ & 1];
   const std::string difference = compare_lists(other, theirs);
   const std::string me = liveness_.name(rank_), peer = liveness_.name(other);
-  // All ranks say it in the same way, whichever finds it first.
+  // All ranks report it in the same words, whichever finds it first.
   liveness_.fail(-1, ErrorCode::invalid_argument,
                  rank_ < other ? disagreement(number_, me, what_, peer, theirs, difference)
                                : disagreement(number_, peer, theirs, me, what_, difference));
@@ -234,8 +235,8 @@ void Window::check_wait(Wait& wait) const {
           {reason->rank, reason->code, fmt::format("{}: {}", during, reason->text)});
     liveness_.fail_since_left(during, wait.peer, operation_of(wait.peer));
   }
-  // Of the others' losses the coordination service tells: if all ranks looked at all others, they
-  // would be busy with it.
+  // The coordination service reports the loss of other ranks. If every rank checked all others, the
+  // checks would cost too much.
   check_loss(during, wait.peer);
   if (on_wait_) on_wait_(wait.deadline);
   if (wait.deadline.due() == Deadline::Due::nothing) return;
@@ -256,8 +257,8 @@ void Window::check_wait(Wait& wait) const {
 }
 
 void Window::Touch::begin() {
-  // First this store, then the check: a rank that fails looks in the other order, so one of the two
-  // sees the other.
+  // This rank stores, then checks; a failing rank publishes, then looks at `touching`. So one of
+  // the two notices the other.
   window_.blocks_[window_.rank_].touching.store(1);
   window_.check();
 }
@@ -267,7 +268,7 @@ void Window::Touch::end() { window_.blocks_[window_.rank_].touching.store(0); }
 Window::Touch::~Touch() {
   end();
   if (all_done_) return;
-  // Threads finish what they are at. A process may have been stopped.
+  // Threads soon leave the memory. A process may have been suspended in it.
   const auto limit = Clock::now() + timing::kLetGo;
   for (int r = 0; r < window_.size(); ++r)
     while (r != window_.rank_ && window_.blocks_[r].touching.load() != 0) {

@@ -66,7 +66,7 @@ struct World {
   MPI_Comm communicator = MPI_COMM_NULL;
   int rank = 0, size = 1;
   int most_tags = 32767;
-  bool ours = false;  // to finalise
+  bool ours = false;  // whether this module finalises MPI
 };
 
 World& world() {
@@ -137,7 +137,7 @@ class MpiTransport : public Transport {
       delete message;
       return never_began;
     }
-    // A send cannot be called back for sure. It gets a moment, and then its memory is given up.
+    // MPI need not be able to cancel a send. It gets a moment, and then its memory is given up.
     if (!message->sending) MPI_Cancel(&message->request);
     int done = 0;
     const timespec nap{0, 1'000'000};

@@ -72,13 +72,13 @@ class Connector {
   };
   enum class Reply : uint32_t { welcome = 1, wait_for_mine, second, lost };
   enum class Stage { connecting, opening, challenge, answer, reply };  // what is awaited
-  // With a peer that is called, or with one that has called.
+  // A connection that is being made: to a peer that is called, or from a program that has called.
   struct Pending {
     uint64_t event;
     File file;
     Stage stage;
     Clock::time_point deadline;
-    std::string host = {};  // of one that has called
+    std::string host = {};  // of the caller; empty if this rank calls
     Opening opening = {};
     Challenge challenge = {};
     Digest answer = {};
@@ -101,9 +101,9 @@ class Connector {
   void make_room();
   void leave_out_suspensions();
   void dial(int peer, Call& call);
-  // It calls again later, unless the error is final, or calls have failed for long.
+  // Calls again later, unless the error is final or calls have failed for long.
   void call_failed(int peer, int error);
-  // Reads what is awaited. Whether all of it is there; throws an errno, 0 for the end.
+  // Reads what is awaited. Returns whether all of it is there; throws an errno, 0 for the end.
   bool receive(Pending& pending);
   void advance(PendingList::iterator pending);
   void answer_caller(PendingList::iterator pending);

@@ -23,12 +23,13 @@ using File = base::Descriptor;
 
 inline std::string problem(int error) { return std::generic_category().message(error); }
 
-// Of a rank; those that have its address know it. It never crosses a connection of this module.
+// The secret of a rank, known to the ranks that have its address. It never crosses a connection of
+// this module.
 using Secret = std::array<unsigned char, 16>;
 
 // Where a rank listens.
 struct PeerAddress {
-  std::string text;  // as errors have it: "10.0.0.3:4711"
+  std::string text;  // as in errors: "10.0.0.3:4711"
   sockaddr_storage name{};
   socklen_t size = 0;
   Secret secret{};
@@ -41,8 +42,8 @@ struct Place {
   std::vector<PeerAddress> ranks;  // by rank
 };
 
-// Begins with a connection to another host, if there is one: UnavailableError if that host cannot
-// be reached. `check` throws if the job has failed meanwhile.
+// Connects to another host first, if there is one: UnavailableError if that host cannot be reached.
+// `check` throws if the job has failed meanwhile.
 std::unique_ptr<Transport> make_transport(Place place, std::chrono::nanoseconds timeout,
                                           const std::function<void()>& check);
 

@@ -8,8 +8,8 @@ constexpr TransportKind::Module kModules[] = {{.name = "tcp",
                                                .purpose = "transport between hosts, by TCP",
                                                .library = "libssl3",
                                                .headers = "libssl-dev"}};
-// The listener, the epoll, an eventfd, and a few for the moment. Collectives that few ranks take
-// part in, or that move little, connect a logarithmic number of peers.
+// The descriptors are the listener, the epoll, an eventfd, and a few that are soon closed.
+// Collectives of few ranks, or with little data, connect a logarithmic number of peers.
 extern const TransportKind kKind{
     .modules = kModules, .descriptors = 6, .descriptors_per_peer = 1, .most_peers = 64};
 

@@ -88,7 +88,7 @@ class TcpEndpoint : public Endpoint {
     return text;
   }
 
-  // Whether the networks of two ranks meet is found out now, by the next rank on another host.
+  // Calls the next rank on another host at once, to find out whether the hosts' networks meet.
   std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
                                      const std::function<void()>& check) override {
     Place place{.rank = rank, .listener = std::move(listener_), .ranks = {}};

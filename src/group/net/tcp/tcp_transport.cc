@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Transport over sockets.
 //
-// A message is its head and its bytes. What is awaited goes from the socket to where it belongs
-// without a copy in between, and a thread that waits for one rank asks its socket alone.
+// A message is its head and its bytes. An awaited message goes from the socket to its memory
+// without a copy in between, and a thread that waits for one rank reads its socket alone.
 #include <fmt/format.h>
 #include <linux/sockios.h>
 #include <poll.h>
@@ -34,7 +34,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// What is read beyond the end of the message that is being read.
+// How many bytes may be read beyond the end of a message.
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
@@ -53,13 +53,13 @@ struct TcpMessage : Transport::Message {
   Transport::State state;
   std::byte* data;
   size_t bytes;
-  Head head;        // of what is sent; of what is received, the tag
-  size_t done = 0;  // of head and data, sent
+  Head head;        // of a send; for a receive, only the tag counts
+  size_t done = 0;  // bytes of head and data that were sent
 };
 
 TcpMessage* own(Transport::Message* message) { return static_cast<TcpMessage*>(message); }
 
-// A message that came before it was asked for.
+// A message that came before its receive was posted.
 struct Early {
   uint32_t tag;
   size_t bytes;
@@ -73,7 +73,7 @@ struct Peer {
   std::string loss = {};
   uint32_t interest = 0;  // of the epoll
 
-  // What comes: a head, then `left` bytes, which go to `to`; null: they are dropped.
+  // What is being read: a head, then `left` bytes, which go to `to`; null: they are dropped.
   Head head{};
   size_t head_bytes = 0;
   size_t left = 0;
@@ -129,7 +129,7 @@ class TcpTransport : public Transport {
       sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
                               : send_from(peer, head, from, bytes, 0);
       if (sent == ssize_t(sizeof(head) + bytes)) return nullptr;
-      // The reason, and what came before, is read from the socket later.
+      // read() will find the reason, and what the peer sent before.
       if (sent < 0) return message({{}, to, true, State::failed, nullptr, 0, head});
     }
     TcpMessage* const waits =
@@ -157,7 +157,7 @@ class TcpTransport : public Transport {
       return asked.state == State::over ? nullptr : message(asked);
     }
     if (peer.aside && peer.aside->tag == short_tag) {
-      // It is on its way: the rest goes where it belongs.
+      // The message is on its way: the rest of it goes straight to its memory.
       const std::unique_ptr<Early> aside = std::move(peer.aside);
       peer.to = nullptr;
       if (aside->bytes > bytes) {
@@ -189,7 +189,7 @@ class TcpTransport : public Transport {
     Peer& peer = peer_of(message->peer);
     State state = test_locked(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
-      // If nothing waits to be sent, only one socket matters; the others get a look now and then.
+      // If nothing waits to be sent, only one socket matters; the others are read now and then.
       bool much = false;
       if (message->sending || unsent_ || !peer.file || i + 1 == times)
         progress_locked();
@@ -216,12 +216,12 @@ class TcpTransport : public Transport {
         std::erase(peer.unsent, message);
         --unsent_;
       } else {
-        // Those that are given up together share one wait.
+        // Messages that are cancelled together share one wait.
         const auto now = Clock::now();
         if (now > cancel_until_ + timing::kCancel) cancel_until_ = now + timing::kCancel;
         while (message->state == State::under_way && Clock::now() < cancel_until_)
           if (!progress_locked()) nap(milliseconds(1));
-        // Its memory is wanted back, and the peer does not take it: there is no other way.
+        // The peer does not take the message, so only cutting the connection frees its memory.
         if (message->state == State::under_way) lose(peer, "it does not take what is sent to it");
       }
     } else if (message->state == State::under_way) {
@@ -269,8 +269,8 @@ class TcpTransport : public Transport {
   void flush(std::chrono::nanoseconds at_most) override {
     std::lock_guard lock(mutex_);
     const auto now = Clock::now(), until = now + at_most;
-    // What the system has taken gets there by itself, unless it finds something unread when it
-    // closes the connection: so it is waited for only briefly.
+    // The system sends what it has taken by itself, unless something is unread when the connection
+    // is closed. So that is waited for only briefly.
     const auto quick = std::min(until, now + timing::kCancel);
     do {
       if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
@@ -293,7 +293,7 @@ class TcpTransport : public Transport {
     if (!peer) peer = std::make_unique<Peer>(rank);
     return *peer;
   }
-  // With a connection, now or soon.
+  // The peer, with a connection or a call under way, unless it is lost.
   Peer& called(int rank) {
     Peer& peer = peer_of(rank);
     if (peer.file || !peer.loss.empty()) return peer;
@@ -364,8 +364,7 @@ class TcpTransport : public Transport {
     peer.interest = interest;
   }
 
-  // Nothing more goes to this rank, nor comes from it. A receive from it stays under way: its
-  // caller asks for the loss.
+  // Ends the connection to a rank. Receives from it stay under way: their caller asks for the loss.
   void lose(Peer& peer, const std::string& why) {
     peer.loss = why;
     for (TcpMessage* const waits : peer.unsent) {
@@ -377,7 +376,7 @@ class TcpTransport : public Transport {
     peer.into = nullptr;
     peer.to = nullptr;
     if (!peer.file) return;
-    // A child of this process may have the file, too.
+    // A forked child may hold the file as well, so closing it would not end the connection.
     if (peer.interest) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.file.get(), nullptr);
     shutdown(peer.file.get(), SHUT_RDWR);
     std::erase(connected_, &peer);
@@ -395,7 +394,7 @@ class TcpTransport : public Transport {
     }
   }
 
-  // How many bytes went; -1: none ever will.
+  // How many bytes were sent; -1 if no more ever can be.
   static ssize_t went(ssize_t result) {
     return result >= 0 ? result : errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? 0 : -1;
   }
@@ -443,7 +442,7 @@ class TcpTransport : public Transport {
     return happened;
   }
 
-  // The head is there: finds where the rest goes. False: there is no memory for it.
+  // Called with the whole head: finds where the rest goes. False: there is no memory for it.
   bool begin_message(Peer& peer) {
     peer.left = peer.head.bytes;
     peer.to = nullptr;
@@ -479,7 +478,7 @@ class TcpTransport : public Transport {
     if (peer.to) peer.to += bytes;
     if (peer.left == 0) end_message(peer);
   }
-  // Why it cannot go on; null: it can.
+  // Takes in bytes that were read. Returns why the connection cannot go on; null if it can.
   const char* take(Peer& peer, const std::byte* data, size_t bytes) {
     while (bytes) {
       if (peer.in_message()) {
@@ -503,8 +502,8 @@ class TcpTransport : public Transport {
     return nullptr;
   }
 
-  // Where the next bytes of this rank go first. If a message begins with them, it should be the one
-  // that is awaited: its bytes then need not be moved.
+  // Where to read the next bytes of this rank to. If a message begins with them, this bets on the
+  // awaited one: its bytes then need not be moved.
   std::span<const iovec> next_places(const Peer& peer, const TcpMessage* awaited) {
     const iovec ahead{ahead_.data(), ahead_.size()};
     const iovec head{ahead_.data(), sizeof(Head)};
@@ -523,7 +522,7 @@ class TcpTransport : public Transport {
     return std::span(places_).first(1);
   }
 
-  // Takes in what has come from this rank. Whether anything has.
+  // Takes in what has come from this rank. Returns whether anything has.
   bool read(Peer& peer, const TcpMessage* awaited = nullptr) {
     bool happened = false;
     // A fast sender must not keep the others waiting.
@@ -594,7 +593,7 @@ class TcpTransport : public Transport {
   const int rank_;
   const File epoll_ = open_epoll();
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null: nothing was asked of it
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null before a message or a connection
   std::vector<Peer*> connected_;
   std::vector<Connection> new_;
   std::atomic<bool> has_new_{false};

@@ -13,19 +13,19 @@ bool is_set(const char* name) {
   return value && *value;
 }
 
-// If there is something faster than TCP, or UCX was told what to use.
+// Whether there is something faster than TCP, or UCX was told what to use.
 bool is_preferred(const TransportOptions& options) {
   return is_set("UCX_TLS") || is_set("UCX_NET_DEVICES") ||
          devices(options).find(':') != std::string::npos;
 }
 
-// UCX reads these when it is loaded. It would catch signals, and log to stdout what become our
-// errors.
+// UCX reads these when it is loaded. Without them it would catch signals, and log to stdout what
+// becomes our errors.
 void before_load() {
   setenv("UCX_ERROR_SIGNALS", "", 0);
   setenv("UCX_LOG_LEVEL", "fatal", 0);
   setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 0);
-  // What TCP takes at once: with UCX's own 64k, a message of as much comes in two.
+  // What UCX reads from TCP at once. With its default of 64k, a message of 64k comes in two reads.
   setenv("UCX_TCP_RX_SEG_SIZE", "72k", 0);
 }
 

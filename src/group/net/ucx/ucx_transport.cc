@@ -159,11 +159,11 @@ class UcxTransport : public Transport {
     bool done = true;
     if (message->request) {
       if (!message->sending) ucp_request_cancel(ucx_->worker(), message->request);
-      // Those that are given up together share one wait.
+      // Messages that are cancelled together share one wait.
       const auto now = Clock::now();
       if (now > cancel_until_ + timing::kCancel) cancel_until_ = now + timing::kCancel;
       if (!progress_until_done(message, cancel_until_)) {
-        // Its memory is wanted back, and the peer does not take it: there is no other way.
+        // The peer does not take the message, so only cutting the connection frees its memory.
         Peer& peer = peers_[size_t(message->peer)];
         peer.loss.store("it does not take what is sent to it");
         close(peer, UCP_EP_CLOSE_MODE_FORCE);
