@@ -47,6 +47,11 @@ std::vector<int> new_peers(const std::unique_ptr<Transport>& rank) {
   return peers;
 }
 
+// Whether a thread of its own writes large messages.
+class TcpSends : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, TcpSends, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Apart" : "Directly"; });
+
 TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
   const auto ranks = connected("tcp", 2);
   const auto sent = message(100'000, 5);
@@ -63,8 +68,8 @@ TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
   }
 }
 
-TEST(Tcp, BringsWhatWasSentBeforeTheEnd) {
-  auto ranks = connected("tcp", 2);
+TEST_P(TcpSends, BringsWhatWasSentBeforeTheEnd) {
+  auto ranks = connected("tcp", 2, "127.0.0.1", GetParam());
   const auto sent = message(100'000, 6);
   EXPECT_EQ(finish(ranks[1]->send(0, 1, sent.data(), sent.size()), *ranks[1], ranks), State::over);
   ranks[1].reset();
@@ -80,8 +85,8 @@ TEST(Tcp, BringsWhatWasSentBeforeTheEnd) {
   EXPECT_TRUE(ranks[0]->cancel(never));
 }
 
-TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
-  const auto ranks = connected("tcp", 2);
+TEST_P(TcpSends, LeavesTheMemoryOfACancelledReceiveAlone) {
+  const auto ranks = connected("tcp", 2, "127.0.0.1", GetParam());
   const auto sent = message(8 << 20, 7);
   std::vector<std::byte> got(sent.size());
   auto* const coming = ranks[1]->receive(0, 1, got.data(), got.size());
@@ -98,8 +103,8 @@ TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
   EXPECT_EQ(got, before);
 }
 
-TEST(Tcp, CutsOffASendThatIsNotTaken) {
-  const auto ranks = connected("tcp", 2);
+TEST_P(TcpSends, CutsOffASendThatIsNotTaken) {
+  const auto ranks = connected("tcp", 2, "127.0.0.1", GetParam());
   const auto sent = message(64 << 20, 8);
   meet(ranks, 0, 1);
   auto* const going = ranks[0]->send(1, 1, sent.data(), sent.size());
