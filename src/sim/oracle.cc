@@ -119,7 +119,7 @@ class Judge {
            rest.starts_with(fmt::format("host{})", host));
   }
 
-  // Whether the rank was suspended for so long that others must notice.
+  // Whether the rank was suspended long enough that others must notice.
   bool is_held(int rank) const {
     return std::ranges::any_of(lethal_, [&](size_t f) {
       return faults()[f].kind == Fault::Kind::suspend && faults()[f].rank == rank;

@@ -331,13 +331,21 @@ TEST(HostPulse, ShowsWhichRanksLive) {
   EXPECT_EQ(pulses[2]->service_heard(start + 1s), start);
 }
 
-TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
+// Two ranks of a host, of which the first speaks.
+class Heartbeats : public ::testing::Test {
+ protected:
+  Heartbeats() {
+    speaker.share(pulses[0]);
+    other.share(pulses[1]);
+  }
+
   const Job job = job_of(2);
-  const auto pulses = pulses_of(2);
+  const std::vector<std::shared_ptr<HostPulse>> pulses = pulses_of(2);
   const HostPulse::Time start{1h};
-  cluster::Heartbeats speaker(job, start), other(job, start);
-  speaker.share(pulses[0]);
-  other.share(pulses[1]);
+  cluster::Heartbeats speaker{job, start}, other{job, start};
+};
+
+TEST_F(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
   EXPECT_TRUE(other.due(start));  // the speaker has heard nothing yet
   other.hear(start);
   auto now = start;
@@ -359,13 +367,7 @@ TEST(Heartbeats, AreLeftToTheSpeakerWhileItHearsTheService) {
   EXPECT_THAT(speaker.due(now + 9s)->living, IsEmpty());
 }
 
-TEST(Heartbeats, FindThatOnlyTheirOwnConnectionIsBroken) {
-  const Job job = job_of(2);
-  const auto pulses = pulses_of(2);
-  const HostPulse::Time start{1h};
-  cluster::Heartbeats speaker(job, start), other(job, start);
-  speaker.share(pulses[0]);
-  other.share(pulses[1]);
+TEST_F(Heartbeats, FindThatOnlyTheirOwnConnectionIsBroken) {
   int sent = 0;
   auto now = start;
   for (; other.silence(now) < job.heartbeat_timeout && now < start + 60s; now += 500ms) {
@@ -383,25 +385,14 @@ TEST(Heartbeats, FindThatOnlyTheirOwnConnectionIsBroken) {
   EXPECT_FALSE(other.speaker_hears(now + 30s));
 }
 
-TEST(Heartbeats, OfALateSpeakerNameAllRanksThatHaveBeatenSinceItsLast) {
-  const Job job = job_of(2);
-  const auto pulses = pulses_of(2);
-  const HostPulse::Time start{1h};
-  cluster::Heartbeats speaker(job, start);
-  speaker.share(pulses[0]);
+TEST_F(Heartbeats, OfALateSpeakerNameAllRanksThatHaveBeatenSinceItsLast) {
   speaker.due(start + 1s);
   pulses[1]->beat(start + 1100ms);
   EXPECT_THAT(speaker.due(start + 4s)->living, ElementsAre(1));
   EXPECT_THAT(speaker.due(start + 6s)->living, IsEmpty());
 }
 
-TEST(Heartbeats, AreSentByAllRanksWhileTheSpeakerOnlyHears) {
-  const Job job = job_of(2);
-  const auto pulses = pulses_of(2);
-  const HostPulse::Time start{1h};
-  cluster::Heartbeats speaker(job, start), other(job, start);
-  speaker.share(pulses[0]);
-  other.share(pulses[1]);
+TEST_F(Heartbeats, AreSentByAllRanksWhileTheSpeakerOnlyHears) {
   speaker.due(start);
   EXPECT_TRUE(other.due(start));
   for (auto now = start; now < start + 3s; now += 100ms) {  // its thread has no core
@@ -411,12 +402,7 @@ TEST(Heartbeats, AreSentByAllRanksWhileTheSpeakerOnlyHears) {
   EXPECT_TRUE(other.due(start + 3s));
 }
 
-TEST(Heartbeats, OfASpeakerThatIsFasterAreHeard) {
-  const Job job = job_of(2);
-  const auto pulses = pulses_of(2);
-  const HostPulse::Time start{1h};
-  cluster::Heartbeats other(job, start);
-  other.share(pulses[1]);
+TEST_F(Heartbeats, OfASpeakerThatIsFasterAreHeard) {
   pulses[0]->hear_service(start + 100s + 1ms);  // after this rank has read its clock
   EXPECT_EQ(other.silence(start + 100s), 0s);
   other.due(start + 100s);

@@ -40,8 +40,8 @@ using std::chrono::milliseconds;
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
-// From this size on, and with so many peers, a message may be written by a thread of its own.
-// Between two ranks one writes while the other reads, and a second thread is only in the way.
+// A message of this size or more may be written by a thread of its own, if this rank has this many
+// peers or more: between two ranks one writes while the other reads, and the thread is in the way.
 constexpr size_t kLarge = 128 << 10, kManyPeers = 3;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
