@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/reduce_op.h"
 #include "group/group_impl.h"
 #include "tensor/dlpack.h"
 #include "tensor/tensor_impl.h"
@@ -69,7 +70,7 @@ static_assert(same(TUTTI_BOOL, DType::boolean) && same(TUTTI_INT8, DType::int8) 
               same(TUTTI_FLOAT64, DType::float64) && detail::num_dtypes() == TUTTI_FLOAT64 + 1);
 static_assert(same(TUTTI_SUM, ReduceOp::SUM) && same(TUTTI_MEAN, ReduceOp::MEAN) &&
               same(TUTTI_MIN, ReduceOp::MIN) && same(TUTTI_MAX, ReduceOp::MAX) &&
-              same(TUTTI_PROD, ReduceOp::PROD));
+              same(TUTTI_PROD, ReduceOp::PROD) && base::num_reduce_ops() == TUTTI_PROD + 1);
 static_assert(same(TUTTI_AUTO, CommunicationImplementation::AUTO) &&
               same(TUTTI_RING, CommunicationImplementation::RING) &&
               same(TUTTI_NCCL, CommunicationImplementation::NCCL));

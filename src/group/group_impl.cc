@@ -107,15 +107,33 @@ void check_apart(Collective kind, const Memory& in, const Memory& out, int64_t a
     invalid(kind, fmt::format("the input {} and the output {} overlap", text_of(in), text_of(out)));
 }
 
+// What the root of a call stands for; null: it has none.
+const char* meaning_of_root(Collective kind) {
+  switch (kind) {
+    case Collective::reduce:
+    case Collective::broadcast:
+    case Collective::gather:
+    case Collective::scatter: return "root";
+    case Collective::send:
+    case Collective::recv: return "peer";
+    case Collective::all_reduce:
+    case Collective::all_gather:
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+    case Collective::barrier:
+    case Collective::split: break;
+  }
+  return nullptr;
+}
+
 void check_root(const GroupCall& call, int rank, int size) {
-  const Collective kind = call.kind;
-  const bool has_root = kind == Collective::reduce || kind == Collective::broadcast ||
-                        kind == Collective::gather || kind == Collective::scatter;
-  const bool has_peer = kind == Collective::send || kind == Collective::recv;
-  if ((has_root || has_peer) && (call.root < 0 || call.root >= size))
-    invalid(kind, fmt::format("{} is {}, expected 0 to {}", has_root ? "root" : "peer", call.root,
-                              size - 1));
-  if (has_peer && call.root == rank) invalid(kind, fmt::format("rank {} is this rank", rank));
+  const char* const meaning = meaning_of_root(call.kind);
+  if (!meaning) return;
+  if (call.root < 0 || call.root >= size)
+    invalid(call.kind, fmt::format("{} is {}, expected 0 to {}", meaning, call.root, size - 1));
+  const bool is_between_two = call.kind == Collective::send || call.kind == Collective::recv;
+  if (is_between_two && call.root == rank)
+    invalid(call.kind, fmt::format("rank {} is this rank", rank));
 }
 
 void expect_output(const GroupCall& call, DType dtype) {

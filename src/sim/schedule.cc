@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/hash.h"
+#include "base/reduce_op.h"
 
 namespace tutti::sim {
 
@@ -86,8 +87,9 @@ Operation draw_operation(Dice& dice, int ranks, bool is_split, bool is_duplicate
   // Operations that make groups are rare.
   if (operation.kind >= Kind::split && !dice.one_in(3)) operation.kind = Kind::all_reduce;
   operation.dtype = DType(dice.below(int64_t(detail::kDTypes.size())));
-  operation.op = operation.dtype == DType::boolean ? dice.one_of({ReduceOp::MIN, ReduceOp::MAX})
-                                                   : ReduceOp(dice.below(5));
+  operation.op = operation.dtype == DType::boolean
+                     ? dice.one_of({ReduceOp::MIN, ReduceOp::MAX})
+                     : ReduceOp(dice.below(int64_t(base::kReduceOps.size())));
   // A list is reduced in place.
   if (operation.kind == Kind::all_reduce_list &&
       result_dtype(operation.op, operation.dtype) != operation.dtype)
