@@ -2,7 +2,8 @@
 // Modules: parts of Tutti that need a heavy library (gRPC, CUDA, NCCL), and the transports between
 // hosts. Each is a shared library in the folder tutti beside libtutti.so, with one C entry point,
 // loaded when first needed. A program that needs none of them loads none, and a machine that lacks
-// one runs the rest.
+// one runs the rest. A module holds copies of base/error.cc and base/world.cc, and nothing else of
+// the library: it is told what it needs of the settings.
 #pragma once
 
 #include <string>
