@@ -69,6 +69,7 @@ const std::map<std::string, std::string> kPublicHeaders = {
     {"detail/torch_module.h", "group"},
     {"detail/torch_memory.h", "group"},
     {"detail/torch_parameters.h", "group"},
+    {"detail/torch_join.h", "group"},
     {"detail/torch_gradients.h", "group"},
     {"detail/replica_function.h", "input"},
     {"detail/meeting.h", "strategy"},

@@ -3,6 +3,7 @@
 // accepts, and when it cuts one off.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -112,6 +113,11 @@ TEST_P(TcpSends, CutsOffASendThatIsNotTaken) {
   ASSERT_NE(going, nullptr);
   EXPECT_TRUE(ranks[0]->cancel(behind));  // of which nothing went: no reason to cut
   EXPECT_EQ(ranks[0]->loss(1), "");
+  // Until a part of the message has arrived, unread.
+  const auto connections = ranks[1]->new_connections();
+  ASSERT_EQ(connections.size(), 1u);
+  pollfd arrived{connections[0].socket, POLLIN, 0};
+  ASSERT_EQ(poll(&arrived, 1, int(std::chrono::milliseconds(kGiveUp).count())), 1);
   EXPECT_TRUE(ranks[0]->cancel(going));
   EXPECT_EQ(ranks[0]->loss(1), "it does not take what is sent to it");
   ASSERT_TRUE(eventually(ranks, [&] { return !ranks[1]->loss(0).empty(); }));

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <tutti/detail/expect_alike.h>
+#include <tutti/detail/torch_join.h>
 #include <tutti/detail/torch_module.h>
 #include <tutti/detail/torch_parameters.h>
 #include <tutti/gradient_reducer.h>
@@ -44,7 +45,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   void begin_forward(bool is_training) {
     if (!torch::GradMode::is_enabled() || reducer_.is_paused()) return;
     add_hooks();
-    if (is_training) broadcast(reducer_.group(), buffers_, root_);
+    if (is_training) broadcast(reducer_.group(), buffers_, join_.root());
   }
 
   // A pass that starts at one of these ends when all nested ones have. A leaf would keep the hook.
@@ -58,27 +59,11 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
     });
   }
 
-  bool join(bool has_batch) {
-    if (reducer_.is_paused())
-      throw FailedPreconditionError(
-          "join: no_sync() is in force; join comes once in a step, before its first batch");
-    const Group& group = reducer_.group();
-    std::vector<uint8_t> mine{has_batch}, all(size_t(group.size()));
-    group.all_gather(mine, all);
-    const auto first = std::find(all.begin(), all.end(), 1);
-    const bool any = first != all.end();
-    root_ = any ? int(first - all.begin()) : 0;
-    is_skipped_ = any && !has_batch;
-    const bool all_have = std::count(first, all.end(), 1) == group.size();
-    // A step before that did not end has left its weights.
-    if (any && (!all_have || is_weighted_)) reducer_.begin(has_batch);
-    is_weighted_ = any && !all_have;
-    return any;
-  }
+  bool join(bool has_batch) { return join_.join(reducer_, has_batch); }
 
   void skip(bool is_training) {
     if (reducer_.is_paused()) return;
-    if (!std::exchange(is_skipped_, false))
+    if (!join_.take_skipped())
       throw FailedPreconditionError("skip: join(false) comes before, and returns true");
     begin_forward(is_training);
     const auto supplied = parameters_.supply(reducer_.group());
@@ -192,7 +177,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   }
 
   void finish() {
-    is_weighted_ = false;
+    join_.end_step();
     const std::vector<bool> is_ready =
         std::exchange(is_ready_, std::vector<bool>(parameters_.size()));
     const TorchStreams streams(parameters_.gpus());
@@ -221,8 +206,7 @@ class TorchGradients : public std::enable_shared_from_this<TorchGradients> {
   GradientReducer reducer_;
   // LibTorch itself does not keep them.
   std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
-  int root_ = 0;                                   // the rank whose buffers count
-  bool is_skipped_ = false, is_weighted_ = false;  // by join()
+  TorchJoin join_;
   std::mutex mutex_;
   std::weak_ptr<Pass> pass_;
   std::vector<bool> is_ready_;
