@@ -10,19 +10,16 @@ namespace tutti::testing {
 namespace {
 
 constexpr const char* kInMemory = "in_memory";
-constexpr const char* kTcpApart = "tcp_apart";  // which writes large messages on another thread
 
 class Transports : public ::testing::TestWithParam<std::string> {
  protected:
-  static std::string transport() { return GetParam() == kTcpApart ? "tcp" : GetParam(); }
-
   void SetUp() override {
     if (GetParam() == kInMemory) return;
-    const group::TransportKind& kind = group::find_transport(transport())->kind;
+    const group::TransportKind& kind = group::find_transport(GetParam())->kind;
     if (*kind.modules[0].launcher)
       GTEST_SKIP() << "its ranks are those of a launcher: multiprocess.mpi runs it";
     try {
-      module_of(transport());
+      module_of(GetParam());
     } catch (const std::runtime_error& error) {
       GTEST_SKIP() << error.what();
     }
@@ -35,7 +32,7 @@ class Transports : public ::testing::TestWithParam<std::string> {
 
   void connect(int n) {
     if (GetParam() != kInMemory) {
-      ranks = connected(transport(), n, "127.0.0.1", GetParam() == kTcpApart);
+      ranks = connected(GetParam(), n);
       return;
     }
     network_ = std::make_shared<TestNetwork>();
@@ -279,7 +276,7 @@ TEST_P(Transports, DoNotSleepForAMessageThatIsOver) {
 }
 
 std::vector<std::string> all_transports() {
-  std::vector<std::string> names{kInMemory, kTcpApart};
+  std::vector<std::string> names{kInMemory};
   for (const auto& transport : group::transports()) names.emplace_back(transport.name);
   return names;
 }

@@ -9,7 +9,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <string>
@@ -47,13 +46,11 @@ inline const group::TransportModule& module_of(const std::string& transport) {
   return *static_cast<const group::TransportModule*>(entry()->interface);
 }
 
-inline Peers connected(const std::string& transport, int n, const std::string& host = "127.0.0.1",
-                       std::optional<bool> sends_apart = {}) {
+inline Peers connected(const std::string& transport, int n, const std::string& host = "127.0.0.1") {
   std::vector<std::unique_ptr<group::Endpoint>> endpoints;
   std::vector<std::string> addresses;
   for (int r = 0; r < n; ++r) {
-    endpoints.push_back(module_of(transport).open(
-        {.rank = r, .host = host, .timeout = kGiveUp, .sends_apart = sends_apart}));
+    endpoints.push_back(module_of(transport).open({.rank = r, .host = host, .timeout = kGiveUp}));
     addresses.push_back(endpoints.back()->address());
   }
   std::vector<std::future<std::unique_ptr<Transport>>> all;

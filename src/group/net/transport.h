@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -96,9 +95,6 @@ struct TransportOptions {
   std::string devices = {};     // the same with its RDMA devices: "ib0,mlx5_0:1"
   std::string host = {};  // the IP address to listen on; empty: no interface of `interfaces` is up
   std::chrono::nanoseconds timeout = std::chrono::nanoseconds::max();  // for peers to connect
-  // Whether large messages are written by a thread of their own; empty: if each rank of this host
-  // has two cores.
-  std::optional<bool> sends_apart = {};
 };
 
 // How the processes of one launcher exchange texts before they know each other's addresses. The

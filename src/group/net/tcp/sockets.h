@@ -5,10 +5,8 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -41,34 +39,8 @@ struct PeerAddress {
 struct Place {
   int rank;
   File listener;
-  std::vector<PeerAddress> ranks;        // by rank
-  std::optional<bool> sends_apart = {};  // as in TransportOptions
+  std::vector<PeerAddress> ranks;  // by rank
 };
-
-struct Head {
-  uint64_t bytes;
-  uint32_t tag;
-  uint32_t mark = kMark;
-};
-
-struct TcpMessage : Transport::Message {
-  int peer;
-  bool sending;
-  Transport::State state;
-  std::byte* data;
-  size_t bytes;
-  Head head;        // of what is sent; of what is received, the tag
-  size_t done = 0;  // of head and data, sent
-  bool is_written() const { return done == sizeof(Head) + bytes; }
-};
-
-// How many bytes the system took, of up to `most` of what is left of a message that is sent; -1: it
-// will never take any.
-ssize_t send_from(int socket, const TcpMessage& message, size_t most = SIZE_MAX);
-// The same of a result of the system's calls.
-inline ssize_t went(ssize_t result) {
-  return result >= 0 ? result : errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? 0 : -1;
-}
 
 // Connects to another host first, if there is one: UnavailableError if that host cannot be reached.
 // `check` throws if the job has failed meanwhile.

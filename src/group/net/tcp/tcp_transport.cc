@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <linux/sockios.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -26,7 +25,6 @@
 
 #include "group/liveness/timing.h"
 #include "group/net/tcp/connector.h"
-#include "group/net/tcp/sender.h"
 #include "group/net/transport_parts.h"
 
 namespace tutti::group::tcp {
@@ -40,11 +38,24 @@ using std::chrono::milliseconds;
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
-// A message of this size or more may be written by a thread of its own, if this rank has this many
-// peers or more: between two ranks one writes while the other reads, and the thread is in the way.
-constexpr size_t kLarge = 128 << 10, kManyPeers = 3;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
+
+struct Head {
+  uint64_t bytes;
+  uint32_t tag;
+  uint32_t mark = kMark;
+};
+
+struct TcpMessage : Transport::Message {
+  int peer;
+  bool sending;
+  Transport::State state;
+  std::byte* data;
+  size_t bytes;
+  Head head;        // of a send; for a receive, only the tag counts
+  size_t done = 0;  // bytes of head and data that were sent
+};
 
 TcpMessage* own(Transport::Message* message) { return static_cast<TcpMessage*>(message); }
 
@@ -74,7 +85,6 @@ struct Peer {
   size_t early_bytes = 0;
 
   std::deque<TcpMessage*> unsent;
-  size_t handed = 0;  // messages that the sender has; `unsent` is empty meanwhile
 
   bool in_message() const { return head_bytes == sizeof(Head); }
   // One receive is always posted, for notices.
@@ -84,12 +94,8 @@ struct Peer {
 class TcpTransport : public Transport {
  public:
   explicit TcpTransport(Place place)
-      : rank_(place.rank),
-        peers_(place.ranks.size()),
-        sends_apart_(place.sends_apart),
-        connector_(std::move(place), epoll_.get()) {}
+      : rank_(place.rank), peers_(place.ranks.size()), connector_(std::move(place), epoll_.get()) {}
   ~TcpTransport() override {
-    sender_.reset();
     for (const Peer* peer : connected_) shutdown(peer->file.get(), SHUT_WR);
   }
 
@@ -118,23 +124,16 @@ class TcpTransport : public Transport {
     const Head head{bytes, uint32_t(tag)};
     if (!peer.loss.empty()) return message({{}, to, true, State::failed, nullptr, 0, head});
     auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-    TcpMessage going{{}, to, true, State::under_way, from, bytes, head};
-    if (goes_apart(peer, bytes)) {
-      TcpMessage* const handed = message(going);
-      sender_->add(handed, peer.file.get());
-      ++peer.handed;
-      ++handed_;
-      return handed;
-    }
+    ssize_t sent = 0;
     if (peer.file && peer.unsent.empty()) {
-      const ssize_t sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
-                                            : send_from(peer.file.get(), going);
+      sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
+                              : send_from(peer, head, from, bytes, 0);
+      if (sent == ssize_t(sizeof(head) + bytes)) return nullptr;
       // read() will find the reason, and what the peer sent before.
       if (sent < 0) return message({{}, to, true, State::failed, nullptr, 0, head});
-      going.done = size_t(sent);
-      if (going.is_written()) return nullptr;
     }
-    TcpMessage* const waits = message(going);
+    TcpMessage* const waits =
+        message({{}, to, true, State::under_way, from, bytes, head, size_t(sent)});
     peer.unsent.push_back(waits);
     ++unsent_;
     watch(peer);
@@ -191,6 +190,8 @@ class TcpTransport : public Transport {
     State state = test_locked(message);
     for (int i = 0; i < times && state == State::under_way; ++i) {
       // If nothing waits to be sent, only one socket matters; the others are read now and then.
+      // Else nothing may be read to where it is awaited before its head is known: collectives in
+      // place may still be sending from there.
       bool much = false;
       if (message->sending || unsent_ || !peer.file || i + 1 == times)
         progress_locked();
@@ -212,12 +213,8 @@ class TcpTransport : public Transport {
     std::lock_guard lock(mutex_);
     TcpMessage* const message = own(given);
     Peer& peer = peer_of(message->peer);
-    settle_sent();
     if (message->sending && message->state == State::under_way) {
-      if (peer.handed && sender_->withdraw(message)) {
-        --peer.handed;
-        --handed_;
-      } else if (!peer.handed && message->done == 0) {
+      if (message->done == 0) {
         std::erase(peer.unsent, message);
         --unsent_;
       } else {
@@ -279,7 +276,7 @@ class TcpTransport : public Transport {
     const auto quick = std::min(until, now + timing::kCancel);
     do {
       if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
-    } while (Clock::now() < (unsent_ + handed_ ? until : quick) && !is_all_taken());
+    } while (Clock::now() < (unsent_ ? until : quick) && !is_all_taken());
   }
 
  private:
@@ -288,7 +285,6 @@ class TcpTransport : public Transport {
     return static_cast<const TcpMessage*>(message)->state == State::under_way;
   }
   State test_locked(TcpMessage* message) {
-    if (message->sending) settle_sent();
     const State state = message->state;
     if (state != State::under_way) messages_.drop(message);
     return state;
@@ -319,14 +315,13 @@ class TcpTransport : public Transport {
     for (const Connector::Failed& failed : connector_.take_failed())
       lose(peer_of(failed.rank), failed.why);
   }
-
-  std::string_view host_of(int rank) const {
-    const std::string& text = connector_.address(rank).text;
-    return std::string_view(text).substr(0, text.rfind(':'));
-  }
   // The next rank with another address, or the next one; this one if it is alone.
   int next_host() const {
     const int ranks = int(peers_.size());
+    const auto host_of = [&](int rank) {
+      const std::string& text = connector_.address(rank).text;
+      return std::string_view(text).substr(0, text.rfind(':'));
+    };
     for (int i = 1; i < ranks; ++i)
       if (const int rank = (rank_ + i) % ranks; host_of(rank) != host_of(rank_)) return rank;
     return (rank_ + 1) % ranks;
@@ -349,7 +344,7 @@ class TcpTransport : public Transport {
 
   // Whether all that was sent has reached the other sides.
   bool is_all_taken() const {
-    if (unsent_ + handed_) return false;
+    if (unsent_) return false;
     return std::ranges::none_of(connected_, [](const Peer* peer) {
       int left = 0;
       return ioctl(peer->file.get(), SIOCOUTQ, &left) == 0 && left > 0;
@@ -374,14 +369,6 @@ class TcpTransport : public Transport {
   // Ends the connection to a rank. Receives from it stay under way: their caller asks for the loss.
   void lose(Peer& peer, const std::string& why) {
     peer.loss = why;
-    const std::vector<TcpMessage*> dropped =
-        peer.handed ? sender_->drop(peer.rank) : std::vector<TcpMessage*>();
-    settle_sent();
-    for (TcpMessage* const handed : dropped) {
-      handed->state = State::failed;
-      --peer.handed;
-      --handed_;
-    }
     for (TcpMessage* const waits : peer.unsent) {
       waits->state = State::failed;
       --unsent_;
@@ -409,60 +396,36 @@ class TcpTransport : public Transport {
     }
   }
 
+  // How many bytes were sent; -1 if no more ever can be.
+  static ssize_t went(ssize_t result) {
+    return result >= 0 ? result : errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? 0 : -1;
+  }
   static ssize_t send_little(const Peer& peer, const Head& head, const void* data, size_t bytes) {
     std::byte all[sizeof(head) + kLittle];
     std::memcpy(all, &head, sizeof(head));
     if (bytes) std::memcpy(all + sizeof(head), data, bytes);
     return went(::send(peer.file.get(), all, sizeof(head) + bytes, MSG_NOSIGNAL | MSG_DONTWAIT));
   }
-  // Whether the sender takes a message, or has one that must go before it.
-  bool goes_apart(const Peer& peer, size_t bytes) {
-    if (peer.handed) settle_sent();
-    if (peer.handed) return true;
-    if (bytes < kLarge || !peer.file || !peer.unsent.empty()) return false;
-    if (!sends_apart_) {
-      if (connected_.size() < kManyPeers) return false;
-      sends_apart_ = has_two_cores();
-    }
-    return *sends_apart_ && has_sender();
-  }
-  // Whether each rank of this host has two of the cores that this thread may run on.
-  bool has_two_cores() const {
-    const std::string_view mine = host_of(rank_);
-    int ranks = 0;
-    for (int r = 0; r < int(peers_.size()); ++r) ranks += host_of(r) == mine;
-    cpu_set_t usable;
-    return sched_getaffinity(0, sizeof(usable), &usable) == 0 && CPU_COUNT(&usable) >= 2 * ranks;
-  }
-  // Makes it for the first message that goes apart, unless the system has no thread or file for it.
-  bool has_sender() try {
-    if (sender_) return true;
-    auto made = std::make_unique<Sender>();
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = peers_.size();
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, made->events(), &event) != 0)
-      throw std::system_error(errno, std::generic_category());
-    sender_ = std::move(made);
-    return true;
-  } catch (const std::exception&) {
-    sends_apart_ = false;
-    return false;
-  }
-  void settle_sent() {
-    if (!sender_) return;
-    for (TcpMessage* const message : sender_->take_sent()) {
-      message->state = State::over;
-      --peer_of(message->peer).handed;
-      --handed_;
-    }
+  static ssize_t send_from(const Peer& peer, const Head& head, std::byte* data, size_t bytes,
+                           size_t done) {
+    std::array<iovec, 2> parts;
+    size_t n = 0;
+    if (done < sizeof(head))
+      parts[n++] = {const_cast<char*>(reinterpret_cast<const char*>(&head)) + done,
+                    sizeof(head) - done};
+    const size_t skip = done < sizeof(head) ? 0 : done - sizeof(head);
+    if (bytes > skip) parts[n++] = {data + skip, bytes - skip};
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = n;
+    return went(sendmsg(peer.file.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT));
   }
 
   bool write(Peer& peer) {
     bool happened = false;
     while (!peer.unsent.empty()) {
       TcpMessage& next = *peer.unsent.front();
-      const ssize_t sent = send_from(peer.file.get(), next);
+      const ssize_t sent = send_from(peer, next.head, next.data, next.bytes, next.done);
       if (sent == 0) return happened;
       happened = true;
       if (sent < 0 && next.done > 0) {  // nothing could follow it
@@ -471,7 +434,7 @@ class TcpTransport : public Transport {
       }
       if (sent > 0) {
         next.done += size_t(sent);
-        if (!next.is_written()) return true;
+        if (next.done < sizeof(Head) + next.bytes) return true;
       }
       next.state = sent > 0 ? State::over : State::failed;
       peer.unsent.pop_front();
@@ -604,11 +567,6 @@ class TcpTransport : public Transport {
         happened = attended = true;
         continue;
       }
-      if (event == peers_.size()) {
-        settle_sent();
-        happened = true;
-        continue;
-      }
       Peer& peer = *peers_[event];
       const uint32_t what = events[size_t(i)].events;
       if (what & ~uint32_t(EPOLLOUT)) happened |= read(peer);
@@ -641,32 +599,16 @@ class TcpTransport : public Transport {
   std::vector<Peer*> connected_;
   std::vector<Connection> new_;
   std::atomic<bool> has_new_{false};
-  std::optional<bool> sends_apart_;
   Connector connector_;
   std::array<std::byte, kAhead> ahead_;
   std::array<iovec, 3> places_;
   Pool<TcpMessage> messages_;
   Sleepers sleepers_;
-  size_t unsent_ = 0, handed_ = 0;  // messages that wait in `unsent` of peers; that the sender has
+  size_t unsent_ = 0;
   Clock::time_point cancel_until_{};
-  std::unique_ptr<Sender> sender_;
 };
 
 }  // namespace
-
-ssize_t send_from(int socket, const TcpMessage& what, size_t most) {
-  std::array<iovec, 2> parts;
-  size_t n = 0;
-  if (what.done < sizeof(Head))
-    parts[n++] = {const_cast<char*>(reinterpret_cast<const char*>(&what.head)) + what.done,
-                  sizeof(Head) - what.done};
-  const size_t skip = what.done < sizeof(Head) ? 0 : what.done - sizeof(Head);
-  if (what.bytes > skip) parts[n++] = {what.data + skip, std::min(most, what.bytes - skip)};
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = n;
-  return went(sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
-}
 
 std::unique_ptr<Transport> make_transport(Place place, std::chrono::nanoseconds timeout,
                                           const std::function<void()>& check) {
