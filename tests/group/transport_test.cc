@@ -103,6 +103,35 @@ TEST_P(Transports, MatchEarlyMessagesByTagAndKeepTheOrderOfEach) {
   EXPECT_EQ(got, values);
 }
 
+// Collectives in place receive results where their values are still on the way from.
+TEST_P(Transports, WriteNothingToMemoryThatIsAwaitedButForItsMessage) {
+  connect(2);
+  const auto before = message(32 << 20, 1), values = message(1 << 20, 2);
+  const auto other = message(20'000, 3), results = message(1 << 20, 4);
+  auto memory = values;
+  std::vector<std::byte> first(before.size()), second(values.size()), third(other.size());
+  auto* const full = send(0, 1, 1, before);  // more than the system takes
+  auto* const going = send(0, 1, 1, memory);
+  auto* const awaited = receive(0, 1, 2, memory);
+  auto* const ahead = send(1, 0, 3, other);
+  for (int i = 0; i < 100; ++i) {
+    ranks[1]->progress();
+    ASSERT_EQ(ranks[0]->advance(awaited, 10), State::under_way);
+  }
+  EXPECT_EQ(finish(1, receive(1, 0, 1, first)), State::over);
+  EXPECT_EQ(finish(1, receive(1, 0, 1, second)), State::over);
+  EXPECT_EQ(second, values);
+  EXPECT_EQ(finish(0, full), State::over);
+  EXPECT_EQ(finish(0, going), State::over);
+  auto* const back = send(1, 0, 2, results);
+  EXPECT_EQ(finish(0, awaited), State::over);
+  EXPECT_EQ(memory, results);
+  EXPECT_EQ(finish(1, back), State::over);
+  EXPECT_EQ(finish(0, receive(0, 1, 3, third)), State::over);
+  EXPECT_EQ(finish(1, ahead), State::over);
+  EXPECT_EQ(third, other);
+}
+
 TEST_P(Transports, KeepTheOrderOfSmallAndLargeMessagesOfOneTag) {
   connect(2);
   const std::vector<size_t> sizes{3 << 20, 4, 1 << 20, 100'000, 8, 2 << 20};
