@@ -545,6 +545,7 @@ TEST_P(TorchModel, JoinsBeforeTheFirstBatchOfAStepOnly) {
     }
     // The weights of a step that does not end do not outlive it.
     ASSERT_TRUE(model.join(group.rank() == 0));
+    EXPECT_FALSE(model.join(false));
     ASSERT_TRUE(model.join(true));
     loss_of(model.forward(batch_of(group.rank()))).backward();
     loss_of(alone->forward(batch_of(group.rank()))).backward();

@@ -31,7 +31,7 @@ class TorchJoin {
     const bool all_have = std::count(first, all.end(), 1) == group.size();
     // A step before that did not end has left its weights.
     if (any && (!all_have || is_weighted_)) reducer.begin(has_batch);
-    is_weighted_ = any && !all_have;
+    if (any) is_weighted_ = !all_have;
     return any;
   }
   void end_step() { is_weighted_ = false; }
