@@ -47,6 +47,17 @@ std::vector<int> new_peers(const std::unique_ptr<Transport>& rank) {
   return peers;
 }
 
+// Whether the bytes of large messages have connections of their own.
+class TcpSends : public ::testing::TestWithParam<bool> {
+ protected:
+  TcpSends() {
+    if (GetParam()) meet_in_bulk(ranks);
+  }
+  Peers ranks = connected("tcp", 2, "127.0.0.1", GetParam());
+};
+INSTANTIATE_TEST_SUITE_P(, TcpSends, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "InBulk" : "InTurn"; });
+
 TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
   const auto ranks = connected("tcp", 2);
   const auto sent = message(100'000, 5);
@@ -63,10 +74,15 @@ TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
   }
 }
 
-TEST(Tcp, BringsWhatWasSentBeforeTheEnd) {
-  auto ranks = connected("tcp", 2);
-  const auto sent = message(100'000, 6);
-  EXPECT_EQ(finish(ranks[1]->send(0, 1, sent.data(), sent.size()), *ranks[1], ranks), State::over);
+TEST_P(TcpSends, BringWhatWasSentBeforeTheEnd) {
+  const auto sent = message(150'000, 6);
+  auto* const going = ranks[1]->send(0, 1, sent.data(), sent.size());
+  State state = State::under_way;
+  // Nothing is read meanwhile, if the system takes it all.
+  for (int i = 0; i < 100'000 && state == State::under_way; ++i)
+    state = ranks[1]->advance(going, 1);
+  if (state == State::under_way) state = finish(going, *ranks[1], ranks);
+  EXPECT_EQ(state, State::over);
   ranks[1].reset();
   std::vector<std::byte> got(sent.size());
   EXPECT_EQ(finish(ranks[0]->receive(1, 1, got.data(), got.size()), *ranks[0], ranks), State::over);
@@ -80,8 +96,7 @@ TEST(Tcp, BringsWhatWasSentBeforeTheEnd) {
   EXPECT_TRUE(ranks[0]->cancel(never));
 }
 
-TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
-  const auto ranks = connected("tcp", 2);
+TEST_P(TcpSends, LeaveTheMemoryOfACancelledReceiveAlone) {
   const auto sent = message(8 << 20, 7);
   std::vector<std::byte> got(sent.size());
   auto* const coming = ranks[1]->receive(0, 1, got.data(), got.size());
@@ -98,22 +113,43 @@ TEST(Tcp, LeavesTheMemoryOfACancelledReceiveAlone) {
   EXPECT_EQ(got, before);
 }
 
-TEST(Tcp, CutsOffASendThatIsNotTaken) {
-  const auto ranks = connected("tcp", 2);
+TEST_P(TcpSends, CutOffASendThatIsNotTaken) {
   const auto sent = message(64 << 20, 8);
   meet(ranks, 0, 1);
   auto* const going = ranks[0]->send(1, 1, sent.data(), sent.size());
   auto* const behind = ranks[0]->send(1, 1, sent.data(), 5);
   ASSERT_NE(going, nullptr);
-  EXPECT_TRUE(ranks[0]->cancel(behind));  // of which nothing went: no reason to cut
+  EXPECT_TRUE(ranks[0]->cancel(behind));  // all of it went, or nothing: no reason to cut
   EXPECT_EQ(ranks[0]->loss(1), "");
   EXPECT_TRUE(ranks[0]->cancel(going));
   EXPECT_EQ(ranks[0]->loss(1), "it does not take what is sent to it");
   ASSERT_TRUE(eventually(ranks, [&] { return !ranks[1]->loss(0).empty(); }));
 }
 
-TEST(Tcp, DoesNotFillTheMemoryWithMessagesThatAreNotReceived) {
-  const auto ranks = connected("tcp", 2);
+TEST(Tcp, LosesAPeerWhoseConnectionForLargeMessagesEnds) {
+  for (const int which : {0, 1}) {
+    SCOPED_TRACE(which);
+    const auto ranks = connected("tcp", 2, "127.0.0.1", true);
+    const std::vector<int> sockets = meet_in_bulk(ranks);
+    ASSERT_EQ(sockets.size(), 2u);
+    const auto sent = message(64 << 20, 8);
+    std::vector<std::byte> got(5);
+    auto* const large = ranks[0]->send(1, 1, sent.data(), sent.size());
+    auto* const other = ranks[1]->send(0, 1, sent.data(), sent.size());
+    auto* const small = ranks[1]->send(0, 2, sent.data(), 5);
+    ASSERT_EQ(small, nullptr) << "it has not left";
+    shutdown(sockets[size_t(which)], SHUT_RDWR);
+    ASSERT_TRUE(eventually(
+        ranks, [&] { return !ranks[0]->loss(1).empty() && !ranks[1]->loss(0).empty(); }));
+    EXPECT_EQ(finish(large, *ranks[0], ranks), State::failed);
+    EXPECT_EQ(finish(other, *ranks[1], ranks), State::failed);
+    EXPECT_EQ(finish(ranks[0]->receive(1, 2, got.data(), got.size()), *ranks[0], ranks),
+              State::over);
+    EXPECT_EQ(got, std::vector<std::byte>(sent.begin(), sent.begin() + 5));
+  }
+}
+
+TEST_P(TcpSends, DoNotFillTheMemoryWithMessagesThatAreNotReceived) {
   const auto sent = message(8 << 20, 9);
   int notice = 0;
   auto* const notices = ranks[1]->receive(0, 99, &notice, sizeof(notice));  // as a job has it
@@ -136,8 +172,7 @@ TEST(Tcp, DoesNotFillTheMemoryWithMessagesThatAreNotReceived) {
   EXPECT_TRUE(ranks[1]->cancel(notices));
 }
 
-TEST(Tcp, BringsAnAwaitedMessageThoughOthersFillTheMemory) {
-  const auto ranks = connected("tcp", 2);
+TEST_P(TcpSends, BringAnAwaitedMessageThoughOthersFillTheMemory) {
   const auto unasked = message(8 << 20, 10), asked = message((8 << 20) + 1, 11);
   int notice = 0;
   auto* const notices = ranks[1]->receive(0, 99, &notice, sizeof(notice));
@@ -263,7 +298,7 @@ int call(const std::string& address, const void* words, size_t bytes) {
 }
 
 struct Opening {
-  uint32_t mark = 0x7475'7474, to = 0, from = 1;
+  uint32_t mark = 0x7475'7474, to = 0, from = 1, purpose = 0;
   unsigned char nonce[16] = {};
 };
 

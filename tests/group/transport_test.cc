@@ -10,16 +10,19 @@ namespace tutti::testing {
 namespace {
 
 constexpr const char* kInMemory = "in_memory";
+constexpr const char* kTcpInBulk = "tcp_in_bulk";  // with connections for large messages
 
 class Transports : public ::testing::TestWithParam<std::string> {
  protected:
+  static std::string transport() { return GetParam() == kTcpInBulk ? "tcp" : GetParam(); }
+
   void SetUp() override {
     if (GetParam() == kInMemory) return;
-    const group::TransportKind& kind = group::find_transport(GetParam())->kind;
+    const group::TransportKind& kind = group::find_transport(transport())->kind;
     if (*kind.modules[0].launcher)
       GTEST_SKIP() << "its ranks are those of a launcher: multiprocess.mpi runs it";
     try {
-      module_of(GetParam());
+      module_of(transport());
     } catch (const std::runtime_error& error) {
       GTEST_SKIP() << error.what();
     }
@@ -32,7 +35,8 @@ class Transports : public ::testing::TestWithParam<std::string> {
 
   void connect(int n) {
     if (GetParam() != kInMemory) {
-      ranks = connected(GetParam(), n);
+      ranks = connected(transport(), n, "127.0.0.1", GetParam() == kTcpInBulk);
+      if (GetParam() == kTcpInBulk) meet_in_bulk(ranks);
       return;
     }
     network_ = std::make_shared<TestNetwork>();
@@ -305,7 +309,7 @@ TEST_P(Transports, DoNotSleepForAMessageThatIsOver) {
 }
 
 std::vector<std::string> all_transports() {
-  std::vector<std::string> names{kInMemory};
+  std::vector<std::string> names{kInMemory, kTcpInBulk};
   for (const auto& transport : group::transports()) names.emplace_back(transport.name);
   return names;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <string>
@@ -46,22 +47,6 @@ inline const group::TransportModule& module_of(const std::string& transport) {
   return *static_cast<const group::TransportModule*>(entry()->interface);
 }
 
-inline Peers connected(const std::string& transport, int n, const std::string& host = "127.0.0.1") {
-  std::vector<std::unique_ptr<group::Endpoint>> endpoints;
-  std::vector<std::string> addresses;
-  for (int r = 0; r < n; ++r) {
-    endpoints.push_back(module_of(transport).open({.rank = r, .host = host, .timeout = kGiveUp}));
-    addresses.push_back(endpoints.back()->address());
-  }
-  std::vector<std::future<std::unique_ptr<Transport>>> all;
-  for (int r = 0; r < n; ++r)
-    all.push_back(std::async(
-        std::launch::async, [&, r] { return endpoints[size_t(r)]->connect(addresses, r, [] {}); }));
-  Peers ranks;
-  for (auto& one : all) ranks.push_back(one.get());
-  return ranks;
-}
-
 inline std::vector<std::byte> message(size_t bytes, unsigned seed) {
   std::vector<std::byte> data(bytes);
   for (size_t i = 0; i < bytes; ++i) data[i] = std::byte((i * 2654435761u + seed * 97u) >> 7);
@@ -88,6 +73,51 @@ inline State finish(Transport::Message* message, Transport& whose, const Peers& 
   State state = State::under_way;
   eventually(all, [&] { return (state = whose.advance(message, 1)) != State::under_way; });
   return state;
+}
+
+inline Peers connected(const std::string& transport, int n, const std::string& host = "127.0.0.1",
+                       std::optional<bool> sends_in_bulk = {}) {
+  std::vector<std::unique_ptr<group::Endpoint>> endpoints;
+  std::vector<std::string> addresses;
+  for (int r = 0; r < n; ++r) {
+    endpoints.push_back(module_of(transport).open(
+        {.rank = r, .host = host, .timeout = kGiveUp, .sends_in_bulk = sends_in_bulk}));
+    addresses.push_back(endpoints.back()->address());
+  }
+  std::vector<std::future<std::unique_ptr<Transport>>> all;
+  for (int r = 0; r < n; ++r)
+    all.push_back(std::async(
+        std::launch::async, [&, r] { return endpoints[size_t(r)]->connect(addresses, r, [] {}); }));
+  Peers ranks;
+  for (auto& one : all) ranks.push_back(one.get());
+  return ranks;
+}
+
+// Large messages, until every rank has connections for them to and from every other. Returns those
+// of rank 0.
+inline std::vector<int> meet_in_bulk(const Peers& ranks) {
+  const auto sent = message(1 << 20, 1);
+  std::vector<std::byte> got(sent.size());
+  std::vector<int> sockets;
+  size_t n = 0;
+  EXPECT_TRUE(eventually(ranks, [&] {
+    for (size_t from = 0; from < ranks.size(); ++from)
+      for (size_t to = 0; to < ranks.size(); ++to) {
+        if (from == to) continue;
+        auto* const coming = ranks[to]->receive(int(from), 77, got.data(), got.size());
+        auto* const going = ranks[from]->send(int(to), 77, sent.data(), sent.size());
+        EXPECT_EQ(finish(coming, *ranks[to], ranks), State::over);
+        EXPECT_EQ(finish(going, *ranks[from], ranks), State::over);
+        EXPECT_TRUE(got == sent);
+      }
+    for (const auto& rank : ranks)
+      for (const Transport::Connection& made : rank->new_connections()) {
+        n += made.is_second;
+        if (made.is_second && rank == ranks[0]) sockets.push_back(made.socket);
+      }
+    return n == 2 * ranks.size() * (ranks.size() - 1);
+  }));
+  return sockets;
 }
 
 }  // namespace tutti::testing

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,7 @@ class Transport {
   struct Connection {
     int rank;
     int socket;
+    bool is_second = false;  // to a rank that has one
   };
   virtual std::vector<Connection> new_connections() { return {}; }
   // The TCP port at which this rank accepts connections; 0: it does not.
@@ -95,6 +97,9 @@ struct TransportOptions {
   std::string devices = {};     // the same with its RDMA devices: "ib0,mlx5_0:1"
   std::string host = {};  // the IP address to listen on; empty: no interface of `interfaces` is up
   std::chrono::nanoseconds timeout = std::chrono::nanoseconds::max();  // for peers to connect
+  // Whether the bytes of large messages take connections of their own, to which another thread
+  // writes; empty: if each rank of this host has two cores.
+  std::optional<bool> sends_in_bulk = {};
 };
 
 // How the processes of one launcher exchange texts before they know each other's addresses. The

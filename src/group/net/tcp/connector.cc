@@ -103,7 +103,9 @@ Connector::Connector(Place place, int epoll)
       epoll_(epoll),
       most_strangers_(most_strangers(place_.ranks.size())),
       connected_(place_.ranks.size()),
-      given_up_(place_.ranks.size()) {
+      given_up_(place_.ranks.size()),
+      bulk_called_(place_.ranks.size()),
+      bulk_taken_(place_.ranks.size()) {
   connected_[size_t(place_.rank)] = true;
   listen(true);
 }
@@ -161,38 +163,45 @@ void Connector::end(PendingList::iterator pending) {
   pending_.erase(pending);
 }
 
-void Connector::call(int peer) {
-  if (connected_[size_t(peer)] || given_up_[size_t(peer)] || calls_.contains(peer)) return;
+void Connector::call(int peer, Purpose purpose) {
+  const bool is_bulk = purpose == Purpose::bulk;
+  const CallKey key{peer, purpose};
+  if ((is_bulk ? bulk_called_ : connected_)[size_t(peer)] || given_up_[size_t(peer)] ||
+      calls_.contains(key))
+    return;
+  if (is_bulk) bulk_called_[size_t(peer)] = true;
   leave_out_suspensions();
-  dial(peer, calls_.emplace(peer, Call{pending_.end()}).first->second);
+  dial(key, calls_.emplace(key, Call{pending_.end()}).first->second);
 }
 
-void Connector::dial(int peer, Call& call) {
+void Connector::dial(CallKey key, Call& call) {
   call = {.pending = pending_.end(), .failing_since = call.failing_since};
+  const auto [peer, purpose] = key;
   const PeerAddress& address = place_.ranks[size_t(peer)];
   File file(socket(address.name.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!file ||
       (::connect(file.get(), reinterpret_cast<const sockaddr*>(&address.name), address.size) != 0 &&
        errno != EINPROGRESS))
-    return call_failed(peer, errno);
+    return call_failed(key, errno);
   call.pending = begin(std::move(file), Stage::connecting, EPOLLOUT);
-  if (call.pending == pending_.end()) return call_failed(peer, errno);
+  if (call.pending == pending_.end()) return call_failed(key, errno);
   Opening& opening = call.pending->opening;
   opening.to = uint32_t(peer);
   opening.from = uint32_t(place_.rank);
+  opening.purpose = purpose;
   fill_randomly(opening.nonce);
 }
 
 bool Connector::is_reached(int peer) const {
-  const auto call = calls_.find(peer);
+  const auto call = calls_.find({peer, Purpose::messages});
   return call == calls_.end() || (call->second.pending != pending_.end() &&
                                   call->second.pending->stage != Stage::connecting);
 }
 
 // Calls again, since the network may be cut for a while, the peer may have too many calls at once,
 // or this process too many files.
-void Connector::call_failed(int peer, int error) {
-  Call& call = calls_.at(peer);
+void Connector::call_failed(CallKey key, int error) {
+  Call& call = calls_.at(key);
   if (call.pending != pending_.end()) end(call.pending);
   const Clock::time_point now = Clock::now();
   if (!call.failing_since) call.failing_since = now;
@@ -200,7 +209,9 @@ void Connector::call_failed(int peer, int error) {
     call = {pending_.end(), now + timing::kCallAgain, call.failing_since};
     return;
   }
-  calls_.erase(peer);
+  calls_.erase(key);
+  if (key.second == Purpose::bulk) return;
+  const int peer = key.first;
   given_up_[size_t(peer)] = true;
   const char* const remedy = error == EMFILE || error == ENFILE ? "; raise ulimit -n" : "";
   failed_.push_back(
@@ -234,11 +245,11 @@ void Connector::handle(uint64_t event) {
   const auto found = std::ranges::find(pending_, event, &Pending::event);
   if (found == pending_.end()) return;  // ended by an event before this one
   const bool called = found->stage == Stage::opening || found->stage == Stage::answer;
-  const int peer = int(found->opening.to);
+  const CallKey key = key_of(*found);
   try {
     advance(found);
   } catch (const std::system_error&) {
-    if (!called) return call_failed(peer, ECONNRESET);
+    if (!called) return call_failed(key, ECONNRESET);
     // A port scanner, or a rank that has found another connection.
     end(found);
   }
@@ -249,14 +260,13 @@ void Connector::advance(PendingList::iterator pending) {
     int error = 0;
     socklen_t size = sizeof(error);
     getsockopt(pending->file.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    const int peer = int(pending->opening.to);
-    if (error) return call_failed(peer, error);
+    if (error) return call_failed(key_of(*pending), error);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = pending->event;
     epoll_ctl(epoll_, EPOLL_CTL_MOD, pending->file.get(), &event);
     pending->stage = Stage::challenge;
-    if (!send_whole(pending->file, pending->opening)) call_failed(peer, ECONNRESET);
+    if (!send_whole(pending->file, pending->opening)) call_failed(key_of(*pending), ECONNRESET);
     return;
   }
   if (!receive(*pending)) return;
@@ -264,7 +274,8 @@ void Connector::advance(PendingList::iterator pending) {
     case Stage::opening: {
       const Opening& opening = pending->opening;
       if (opening.mark != kMark || opening.to != uint32_t(place_.rank) ||
-          opening.from >= place_.ranks.size() || opening.from == opening.to)
+          opening.from >= place_.ranks.size() || opening.from == opening.to ||
+          opening.purpose > Purpose::bulk)
         return refuse(pending, "it is not a rank of this job");
       fill_randomly(pending->challenge.nonce);
       pending->challenge.proof = proof_of(Side::called, *pending);
@@ -273,24 +284,23 @@ void Connector::advance(PendingList::iterator pending) {
       return;
     }
     case Stage::challenge: {
-      const int peer = int(pending->opening.to);
       const Digest expected = proof_of(Side::called, *pending);
       // If it differs, another program listens there now.
       if (CRYPTO_memcmp(expected.data(), pending->challenge.proof.data(), expected.size()))
-        return call_failed(peer, EPROTO);
+        return call_failed(key_of(*pending), EPROTO);
       pending->stage = Stage::reply;
       if (!send_whole(pending->file, proof_of(Side::caller, *pending)))
-        call_failed(peer, ECONNRESET);
+        call_failed(key_of(*pending), ECONNRESET);
       return;
     }
     case Stage::answer: return answer_caller(pending);
     case Stage::reply: {
-      const int peer = int(pending->opening.to);
-      if (pending->reply == Reply::welcome) return has_connection(peer, pending);
+      const CallKey key = key_of(*pending);
+      if (pending->reply == Reply::welcome) return has_connection(pending, true);
       // The peer's own call is on its way: no failure. If it stays away, the peer gives this rank
       // up.
-      if (pending->reply == Reply::wait_for_mine) calls_.at(peer).failing_since.reset();
-      return call_failed(peer, pending->reply == Reply::lost ? ECONNREFUSED : ECONNRESET);
+      if (pending->reply == Reply::wait_for_mine) calls_.at(key).failing_since.reset();
+      return call_failed(key, pending->reply == Reply::lost ? ECONNREFUSED : ECONNRESET);
     }
     case Stage::connecting: break;
   }
@@ -301,30 +311,39 @@ void Connector::answer_caller(PendingList::iterator pending) {
   if (CRYPTO_memcmp(expected.data(), pending->answer.data(), expected.size()))
     return refuse(pending, "it does not know the secret of this rank");
   const int peer = int(pending->opening.from);
+  const bool is_bulk = pending->opening.purpose == Purpose::bulk;
   Reply reply = Reply::welcome;
   if (given_up_[size_t(peer)]) {
     reply = Reply::lost;
-  } else if (connected_[size_t(peer)]) {
+  } else if ((is_bulk ? bulk_taken_ : connected_)[size_t(peer)]) {
     reply = Reply::second;
-  } else if (const auto own = calls_.find(peer); own != calls_.end() && place_.rank > peer) {
+  } else if (const auto own = calls_.find({peer, Purpose::messages});
+             !is_bulk && own != calls_.end() && place_.rank > peer) {
     // A call that the peer has not heard of yet does not count.
     const auto call = own->second.pending;
     if (call != pending_.end() && call->stage != Stage::connecting) reply = Reply::wait_for_mine;
   }
   if (!send_whole(pending->file, reply) || reply != Reply::welcome) return end(pending);
-  has_connection(peer, pending);
+  has_connection(pending, false);
 }
 
-void Connector::has_connection(int peer, PendingList::iterator pending) {
-  if (const auto call = calls_.find(peer); call != calls_.end()) {
+void Connector::has_connection(PendingList::iterator pending, bool called) {
+  const Opening& opening = pending->opening;
+  const int peer = int(called ? opening.to : opening.from);
+  const bool is_bulk = opening.purpose == Purpose::bulk;
+  if (const auto call = calls_.find({peer, opening.purpose});
+      call != calls_.end() && (called || !is_bulk)) {
     const auto own = call->second.pending;
     if (own != pending_.end() && own != pending) end(own);
     calls_.erase(call);
   }
   epoll_ctl(epoll_, EPOLL_CTL_DEL, pending->file.get(), nullptr);
   make_fast(pending->file.get());
-  connected_[size_t(peer)] = true;
-  made_.push_back({peer, std::move(pending->file)});
+  if (!is_bulk)
+    connected_[size_t(peer)] = true;
+  else if (!called)
+    bulk_taken_[size_t(peer)] = true;
+  made_.push_back({peer, std::move(pending->file), opening.purpose, called});
   end(pending);
 }
 
@@ -384,7 +403,7 @@ void Connector::leave_out_suspensions() {
   const auto gap = now - std::exchange(looked_, now);
   if (gap <= base::RunningTime::kSuspended || !has_deadlines()) return;
   for (Pending& pending : pending_) pending.deadline += gap;
-  for (auto& [peer, call] : calls_)
+  for (auto& [key, call] : calls_)
     if (call.failing_since) *call.failing_since += gap;
 }
 
@@ -399,10 +418,10 @@ void Connector::check_deadlines() {
     if (!at->host.empty() && now >= at->deadline) refuse(at, "it did not identify itself in time");
     at = next;
   }
-  std::vector<int> due;
-  for (const auto& [peer, call] : calls_)
-    if (now >= call.again) due.push_back(peer);
-  for (const int peer : due) dial(peer, calls_.at(peer));
+  std::vector<CallKey> due;
+  for (const auto& [key, call] : calls_)
+    if (now >= call.again) due.push_back(key);
+  for (const CallKey& key : due) dial(key, calls_.at(key));
 }
 
 }  // namespace tutti::group::tcp

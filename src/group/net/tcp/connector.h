@@ -2,13 +2,15 @@
 // The connections of a rank while they are being made: it calls peers, and answers those that call.
 // A connection counts once both sides have proved that they know the secret of the called rank:
 //
-//   caller to called   Opening     which rank calls which, and a random number
+//   caller to called   Opening     which rank calls which, what for, and a random number
 //   called to caller   Challenge   another random number, and a keyed hash of what was said
 //   caller to called   Answer      another keyed hash of it
 //   called to caller   Reply
 //
-// If two ranks call each other at once, the call of the higher one counts. Any other program that
-// connects is a stranger: it gets little time, and strangers get few descriptors.
+// Two ranks have one connection for their messages: if both call at once, the call of the higher
+// one counts. Each may have another, which it calls for, for the bytes of large messages that it
+// sends. Any other program that connects is a stranger: it gets little time, and strangers get few
+// descriptors.
 #pragma once
 
 #include <chrono>
@@ -26,9 +28,12 @@ namespace tutti::group::tcp {
 class Connector {
  public:
   using Clock = std::chrono::steady_clock;
+  enum class Purpose : uint32_t { messages, bulk };
   struct Made {
     int rank;
     File file;
+    Purpose purpose;
+    bool called;  // by this rank
   };
   struct Failed {
     int rank;
@@ -39,8 +44,8 @@ class Connector {
   Connector(Place place, int epoll);
   ~Connector();
 
-  // Connects to a peer, unless that has begun.
-  void call(int peer);
+  // Connects to a peer, unless that has begun. A call for bulk fails silently.
+  void call(int peer, Purpose purpose = Purpose::messages);
   // Whether the system of that peer has taken the call, or a connection to it was made.
   bool is_reached(int peer) const;
 
@@ -64,6 +69,7 @@ class Connector {
   struct Opening {
     uint32_t mark = kMark;
     uint32_t to = 0, from = 0;
+    Purpose purpose = {};
     Nonce nonce{};
   };
   struct Challenge {
@@ -91,8 +97,10 @@ class Connector {
     Clock::time_point again = Clock::time_point::max();  // when the next one begins
     std::optional<Clock::time_point> failing_since = {};
   };
+  using CallKey = std::pair<int, Purpose>;  // of the peer
   enum class Side { caller, called };
 
+  static CallKey key_of(const Pending& own) { return {int(own.opening.to), own.opening.purpose}; }
   Digest proof_of(Side side, const Pending& about) const;
   PendingList::iterator begin(File file, Stage stage, uint32_t interest);
   void end(PendingList::iterator pending);
@@ -100,15 +108,15 @@ class Connector {
   void accept_all();
   void make_room();
   void leave_out_suspensions();
-  void dial(int peer, Call& call);
+  void dial(CallKey key, Call& call);
   // Calls again later, unless the error is final or calls have failed for long.
-  void call_failed(int peer, int error);
+  void call_failed(CallKey key, int error);
   // Reads what is awaited. Returns whether all of it is there; throws an errno, 0 for the end.
   bool receive(Pending& pending);
   void advance(PendingList::iterator pending);
   void answer_caller(PendingList::iterator pending);
   void refuse(PendingList::iterator pending, const char* why);
-  void has_connection(int peer, PendingList::iterator pending);
+  void has_connection(PendingList::iterator pending, bool called);
 
   Place place_;
   const int epoll_;
@@ -117,8 +125,9 @@ class Connector {
   Clock::time_point listens_again_{}, looks_again_{}, looked_{};
   uint64_t events_ = 0;
   PendingList pending_;
-  std::map<int, Call> calls_;
+  std::map<CallKey, Call> calls_;
   std::vector<bool> connected_, given_up_;  // by rank: it has, or had, a connection; it gets none
+  std::vector<bool> bulk_called_, bulk_taken_;  // by rank: it was called for bulk, or has called
   std::vector<Made> made_;
   std::vector<Failed> failed_;
   bool lacks_files_ = false;

@@ -5,8 +5,10 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -39,8 +41,14 @@ struct PeerAddress {
 struct Place {
   int rank;
   File listener;
-  std::vector<PeerAddress> ranks;  // by rank
+  std::vector<PeerAddress> ranks;          // by rank
+  std::optional<bool> sends_in_bulk = {};  // as in TransportOptions
 };
+
+// How many bytes the system took, by the result of its call; -1: it will never take any.
+inline ssize_t went(ssize_t result) {
+  return result >= 0 ? result : errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? 0 : -1;
+}
 
 // Connects to another host first, if there is one: UnavailableError if that host cannot be reached.
 // `check` throws if the job has failed meanwhile.

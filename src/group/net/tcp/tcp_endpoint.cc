@@ -51,11 +51,11 @@ PeerAddress parsed(const std::string& text) {
 
 class TcpEndpoint : public Endpoint {
  public:
-  TcpEndpoint(const std::string& host, std::chrono::nanoseconds timeout)
-      : host_(host), timeout_(timeout) {
+  explicit TcpEndpoint(const TransportOptions& options)
+      : host_(options.host), timeout_(options.timeout), sends_in_bulk_(options.sends_in_bulk) {
     if (getrandom(secret_.data(), secret_.size(), 0) != ssize_t(secret_.size()))
       throw UnavailableError(fmt::format("tcp: no random numbers: {}", problem(errno)));
-    const Addresses all = resolved(host, "0", AI_PASSIVE);
+    const Addresses all = resolved(host_, "0", AI_PASSIVE);
     int error = 0;
     for (const addrinfo* a = all.get(); a && !listener_; a = a->ai_next) {
       File file(socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -71,7 +71,7 @@ class TcpEndpoint : public Endpoint {
     if (!listener_)
       throw UnavailableError(
           fmt::format("tcp: cannot listen on {}: {}; TUTTI_INTERFACES names the interface to use",
-                      host, problem(error)));
+                      host_, problem(error)));
   }
 
   std::string address() const override {
@@ -91,7 +91,10 @@ class TcpEndpoint : public Endpoint {
   // Calls the next rank on another host at once, to find out whether the hosts' networks meet.
   std::unique_ptr<Transport> connect(const std::vector<std::string>& addresses, int rank,
                                      const std::function<void()>& check) override {
-    Place place{.rank = rank, .listener = std::move(listener_), .ranks = {}};
+    Place place{.rank = rank,
+                .listener = std::move(listener_),
+                .ranks = {},
+                .sends_in_bulk = sends_in_bulk_};
     for (const std::string& address : addresses) place.ranks.push_back(parsed(address));
     return make_transport(std::move(place), timeout_, check);
   }
@@ -99,6 +102,7 @@ class TcpEndpoint : public Endpoint {
  private:
   const std::string host_;
   const std::chrono::nanoseconds timeout_;
+  const std::optional<bool> sends_in_bulk_;
   Secret secret_;
   File listener_;
 };
@@ -108,7 +112,7 @@ std::unique_ptr<Endpoint> open(const TransportOptions& options) {
     throw UnavailableError(
         fmt::format("TUTTI_INTERFACES: none of {} is up with an IPv4 address on this host",
                     options.interfaces));
-  return std::make_unique<TcpEndpoint>(options.host, options.timeout);
+  return std::make_unique<TcpEndpoint>(options);
 }
 
 std::string interface_in_use(const TransportOptions& options) {

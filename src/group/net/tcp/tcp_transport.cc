@@ -2,10 +2,13 @@
 // A Transport over sockets.
 //
 // A message is its head and its bytes. An awaited message goes from the socket to its memory
-// without a copy in between, and a thread that waits for one rank reads its socket alone.
+// without a copy in between, and a thread that waits for one rank reads its socket alone. The bytes
+// of a large message may take a connection of their own: the system locks one while it copies, so
+// that two threads could not send and receive on it at once.
 #include <fmt/format.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -20,11 +23,13 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 
 #include "group/liveness/timing.h"
 #include "group/net/tcp/connector.h"
+#include "group/net/tcp/sender.h"
 #include "group/net/transport_parts.h"
 
 namespace tutti::group::tcp {
@@ -38,13 +43,18 @@ using std::chrono::milliseconds;
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
+// From this size on the bytes of a message may go in bulk, to so many peers at most.
+constexpr size_t kLarge = 128 << 10, kMostInBulk = 64;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
+// Marks the head of a message whose bytes come in bulk.
+constexpr uint32_t kInBulk = kMark + 1;
 
 struct Head {
   uint64_t bytes;
   uint32_t tag;
   uint32_t mark = kMark;
+  bool is_right() const { return mark == kMark || mark == kInBulk; }
 };
 
 struct TcpMessage : Transport::Message {
@@ -54,48 +64,73 @@ struct TcpMessage : Transport::Message {
   std::byte* data;
   size_t bytes;
   Head head;        // of a send; for a receive, only the tag counts
-  size_t done = 0;  // bytes of head and data that were sent
+  size_t done = 0;  // of a send: bytes of the head, and of the data that follows it, that were sent
+
+  bool is_in_bulk() const { return head.mark == kInBulk; }
+  bool is_written() const { return done == sizeof(Head) + (is_in_bulk() ? 0 : bytes); }
 };
 
 TcpMessage* own(Transport::Message* message) { return static_cast<TcpMessage*>(message); }
 
-// A message that came before its receive was posted.
+// A message whose head came before its receive was posted.
 struct Early {
   uint32_t tag;
   size_t bytes;
-  std::unique_ptr<std::byte[]> data;
+  std::unique_ptr<std::byte[]> data = {};
+  bool is_whole = false;
+};
+
+// A message that is coming in: `left` bytes go to `to`; null: they are dropped.
+struct Incoming {
+  size_t left = 0;
+  std::byte* to = nullptr;
+  TcpMessage* into = nullptr;  // or
+  Early* early = nullptr;      // or neither: nobody wants it
 };
 
 struct Peer {
   explicit Peer(int r) : rank(r) {}
   const int rank;
-  File file;  // none before it is connected, and after it was lost
+  File file;                                 // none before it is connected, and after it was lost
+  File bulk_out, bulk_in;                    // the same
+  uint32_t interest = 0, bulk_interest = 0;  // of the epoll, in `file` and `bulk_in`
   std::string loss = {};
-  uint32_t interest = 0;  // of the epoll
+  std::optional<int> end;  // what ended `file`, while there may still be something in bulk_in
 
-  // What is being read: a head, then `left` bytes, which go to `to`; null: they are dropped.
   Head head{};
   size_t head_bytes = 0;
-  size_t left = 0;
-  std::byte* to = nullptr;
-  TcpMessage* into = nullptr;
-  std::unique_ptr<Early> aside;
+  Incoming coming;
+  std::deque<Incoming> bulk;  // whose bytes come from bulk_in
   std::deque<TcpMessage*> posted;
-  std::list<std::unique_ptr<Early>> early;
-  size_t early_bytes = 0;
+  std::list<Early> early;  // in the order in which they were sent
+  size_t early_bytes = 0;  // of those that are whole
 
   std::deque<TcpMessage*> unsent;
 
   bool in_message() const { return head_bytes == sizeof(Head); }
   // One receive is always posted, for notices.
-  bool is_full() const { return early_bytes >= kMostEarly && posted.size() <= 1 && !into; }
+  bool is_full() const {
+    return early_bytes >= kMostEarly && posted.size() <= 1 && !coming.into &&
+           std::ranges::none_of(bulk, &Incoming::into);
+  }
+  // What is coming in for this receive, or is kept as this early message; null: nothing.
+  template <class Is>
+  Incoming* find_coming(Is is) {
+    if (is(coming)) return &coming;
+    const auto found = std::ranges::find_if(bulk, is);
+    return found == bulk.end() ? nullptr : &*found;
+  }
 };
 
 class TcpTransport : public Transport {
  public:
   explicit TcpTransport(Place place)
-      : rank_(place.rank), peers_(place.ranks.size()), connector_(std::move(place), epoll_.get()) {}
+      : rank_(place.rank),
+        peers_(place.ranks.size()),
+        sends_in_bulk_(place.sends_in_bulk),
+        connector_(std::move(place), epoll_.get()) {}
   ~TcpTransport() override {
+    sender_.reset();
     for (const Peer* peer : connected_) shutdown(peer->file.get(), SHUT_WR);
   }
 
@@ -121,22 +156,28 @@ class TcpTransport : public Transport {
   Message* send(int to, uint64_t tag, const void* data, size_t bytes) override {
     std::lock_guard lock(mutex_);
     Peer& peer = called(to);
-    const Head head{bytes, uint32_t(tag)};
-    if (!peer.loss.empty()) return message({{}, to, true, State::failed, nullptr, 0, head});
     auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-    ssize_t sent = 0;
-    if (peer.file && peer.unsent.empty()) {
-      sent = bytes <= kLittle ? send_little(peer, head, data, bytes)
-                              : send_from(peer, head, from, bytes, 0);
-      if (sent == ssize_t(sizeof(head) + bytes)) return nullptr;
+    TcpMessage going{{}, to, true, State::under_way, from, bytes, {bytes, uint32_t(tag)}};
+    if (goes_in_bulk(peer, bytes)) going.head.mark = kInBulk;
+    if (!peer.loss.empty()) {
+      going.state = State::failed;
+    } else if (peer.file && peer.unsent.empty()) {
+      const ssize_t sent =
+          bytes <= kLittle ? send_little(peer, going) : send_from(peer.file.get(), going);
+      if (sent == ssize_t(sizeof(Head) + bytes)) return nullptr;
       // read() will find the reason, and what the peer sent before.
-      if (sent < 0) return message({{}, to, true, State::failed, nullptr, 0, head});
+      if (sent < 0) going.state = State::failed;
+      going.done = size_t(sent);
     }
-    TcpMessage* const waits =
-        message({{}, to, true, State::under_way, from, bytes, head, size_t(sent)});
-    peer.unsent.push_back(waits);
-    ++unsent_;
-    watch(peer);
+    TcpMessage* const waits = message(going);
+    if (waits->state == State::failed) return waits;
+    if (waits->is_written()) {
+      hand_over(peer, *waits);
+    } else {
+      peer.unsent.push_back(waits);
+      ++unsent_;
+      watch(peer);
+    }
     return waits;
   }
 
@@ -146,30 +187,24 @@ class TcpTransport : public Transport {
     const uint32_t short_tag = uint32_t(tag);
     auto* const to = static_cast<std::byte*>(data);
     TcpMessage asked{{}, from, false, State::under_way, to, bytes, {bytes, short_tag}};
-    const auto found =
-        std::ranges::find(peer.early, short_tag, [](const auto& e) { return e->tag; });
+    const auto found = std::ranges::find(peer.early, short_tag, &Early::tag);
     if (found != peer.early.end()) {
-      const std::unique_ptr<Early> early = std::move(*found);
-      peer.early.erase(found);
-      peer.early_bytes -= early->bytes;
-      watch(peer);
-      deliver(*early, asked);
-      return asked.state == State::over ? nullptr : message(asked);
-    }
-    if (peer.aside && peer.aside->tag == short_tag) {
-      // The message is on its way: the rest of it goes straight to its memory.
-      const std::unique_ptr<Early> aside = std::move(peer.aside);
-      peer.to = nullptr;
-      if (aside->bytes > bytes) {
-        asked.state = State::too_long;
-        return message(asked);
+      if (found->bytes > bytes) asked.state = State::too_long;
+      const bool fits = asked.state == State::under_way;
+      Incoming* const rest =
+          peer.find_coming([&](const Incoming& c) { return c.early == &*found; });
+      const size_t there = found->bytes - (rest ? rest->left : 0);
+      if (fits && there) std::memcpy(to, found->data.get(), there);
+      if (!rest) {
+        peer.early_bytes -= found->bytes;
+        if (fits) asked.state = State::over;
       }
-      const size_t there = aside->bytes - peer.left;
-      if (there) std::memcpy(to, aside->data.get(), there);
-      peer.to = to + there;
-      peer.into = message(asked);
+      peer.early.erase(found);
+      TcpMessage* const waits = asked.state == State::over ? nullptr : message(asked);
+      // What is still on its way goes straight to its memory.
+      if (rest) *rest = {rest->left, fits ? to + there : nullptr, fits ? waits : nullptr};
       watch(peer);
-      return peer.into;
+      return waits;
     }
     TcpMessage* const waits = message(asked);
     peer.posted.push_back(waits);
@@ -193,7 +228,7 @@ class TcpTransport : public Transport {
       // Else nothing may be read to where it is awaited before its head is known: collectives in
       // place may still be sending from there.
       bool much = false;
-      if (message->sending || unsent_ || !peer.file || i + 1 == times)
+      if (message->sending || unsent_ || handed_ || !peer.file || i + 1 == times)
         progress_locked();
       else if ((much = read(peer, message)))
         sleepers_.wake();
@@ -213,6 +248,7 @@ class TcpTransport : public Transport {
     std::lock_guard lock(mutex_);
     TcpMessage* const message = own(given);
     Peer& peer = peer_of(message->peer);
+    settle_sent();
     if (message->sending && message->state == State::under_way) {
       if (message->done == 0) {
         std::erase(peer.unsent, message);
@@ -228,10 +264,9 @@ class TcpTransport : public Transport {
       }
     } else if (message->state == State::under_way) {
       std::erase(peer.posted, message);
-      if (peer.into == message) {
-        peer.into = nullptr;
-        peer.to = nullptr;
-      }
+      if (Incoming* const coming =
+              peer.find_coming([&](const Incoming& c) { return c.into == message; }))
+        *coming = {coming->left};
       watch(peer);
     }
     messages_.drop(message);
@@ -276,7 +311,7 @@ class TcpTransport : public Transport {
     const auto quick = std::min(until, now + timing::kCancel);
     do {
       if (!progress_locked() && !is_all_taken()) nap(milliseconds(1));
-    } while (Clock::now() < (unsent_ ? until : quick) && !is_all_taken());
+    } while (Clock::now() < (unsent_ + handed_ ? until : quick) && !is_all_taken());
   }
 
  private:
@@ -285,6 +320,7 @@ class TcpTransport : public Transport {
     return static_cast<const TcpMessage*>(message)->state == State::under_way;
   }
   State test_locked(TcpMessage* message) {
+    if (message->sending) settle_sent();
     const State state = message->state;
     if (state != State::under_way) messages_.drop(message);
     return state;
@@ -306,22 +342,24 @@ class TcpTransport : public Transport {
   void settle_calls() {
     for (Connector::Made& made : connector_.take_made()) {
       Peer& peer = peer_of(made.rank);
-      peer.file = std::move(made.file);
-      connected_.push_back(&peer);
-      new_.push_back({made.rank, peer.file.get()});
+      const bool is_bulk = made.purpose == Connector::Purpose::bulk;
+      if (is_bulk && !peer.loss.empty()) continue;
+      new_.push_back({made.rank, made.file.get(), is_bulk});
       has_new_.store(true, std::memory_order_relaxed);
+      if (!is_bulk) connected_.push_back(&peer);
+      (!is_bulk ? peer.file : made.called ? peer.bulk_out : peer.bulk_in) = std::move(made.file);
       watch(peer);
     }
     for (const Connector::Failed& failed : connector_.take_failed())
       lose(peer_of(failed.rank), failed.why);
   }
+  std::string_view host_of(int rank) const {
+    const std::string& text = connector_.address(rank).text;
+    return std::string_view(text).substr(0, text.rfind(':'));
+  }
   // The next rank with another address, or the next one; this one if it is alone.
   int next_host() const {
     const int ranks = int(peers_.size());
-    const auto host_of = [&](int rank) {
-      const std::string& text = connector_.address(rank).text;
-      return std::string_view(text).substr(0, text.rfind(':'));
-    };
     for (int i = 1; i < ranks; ++i)
       if (const int rank = (rank_ + i) % ranks; host_of(rank) != host_of(rank_)) return rank;
     return (rank_ + 1) % ranks;
@@ -333,57 +371,70 @@ class TcpTransport : public Transport {
         rank, rank_, why));
   }
 
-  static void deliver(const Early& early, TcpMessage& message) {
-    if (early.bytes > message.bytes) {
-      message.state = State::too_long;
-      return;
-    }
-    if (early.bytes) std::memcpy(message.data, early.data.get(), early.bytes);
-    message.state = State::over;
-  }
-
   // Whether all that was sent has reached the other sides.
   bool is_all_taken() const {
-    if (unsent_) return false;
-    return std::ranges::none_of(connected_, [](const Peer* peer) {
+    if (unsent_ + handed_) return false;
+    const auto has_more = [](const File& file) {
       int left = 0;
-      return ioctl(peer->file.get(), SIOCOUTQ, &left) == 0 && left > 0;
+      return file && ioctl(file.get(), SIOCOUTQ, &left) == 0 && left > 0;
+    };
+    return std::ranges::none_of(connected_, [&](const Peer* peer) {
+      return has_more(peer->file) || has_more(peer->bulk_out);
     });
   }
 
   // What the epoll is to look at for this rank.
   void watch(Peer& peer) {
-    if (!peer.file) return;
-    const uint32_t interest =
-        (peer.is_full() ? 0u : uint32_t(EPOLLIN)) | (peer.unsent.empty() ? 0u : uint32_t(EPOLLOUT));
-    if (interest == peer.interest) return;
+    const uint32_t input = peer.is_full() ? 0u : uint32_t(EPOLLIN);
+    const uint32_t output = peer.unsent.empty() ? 0u : uint32_t(EPOLLOUT);
+    watch(peer, peer.file, uint64_t(peer.rank), peer.interest, peer.end ? 0 : input | output);
+    watch(peer, peer.bulk_in, peers_.size() + uint64_t(peer.rank), peer.bulk_interest,
+          peer.bulk.empty() ? 0 : input);
+  }
+  void watch(Peer& peer, const File& file, uint64_t number, uint32_t& is, uint32_t becomes) {
+    if (!file || is == becomes) return;
     epoll_event event{};
-    event.events = interest;
-    event.data.u64 = uint64_t(peer.rank);
-    const int what = !peer.interest ? EPOLL_CTL_ADD : !interest ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
-    if (epoll_ctl(epoll_.get(), what, peer.file.get(), &event) != 0)
+    event.events = becomes;
+    event.data.u64 = number;
+    const int what = !is ? EPOLL_CTL_ADD : !becomes ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
+    if (epoll_ctl(epoll_.get(), what, file.get(), &event) != 0)
       return lose(peer, "the system cannot watch it any more");
-    peer.interest = interest;
+    is = becomes;
   }
 
   // Ends the connection to a rank. Receives from it stay under way: their caller asks for the loss.
   void lose(Peer& peer, const std::string& why) {
     peer.loss = why;
+    if (peer.bulk_out && sender_) {
+      for (Message* const dropped : sender_->drop(peer.rank)) {
+        own(dropped)->state = State::failed;
+        --handed_;
+      }
+      take_written();
+    }
     for (TcpMessage* const waits : peer.unsent) {
       waits->state = State::failed;
       --unsent_;
     }
     peer.unsent.clear();
     sleepers_.wake();
-    peer.into = nullptr;
-    peer.to = nullptr;
+    peer.coming = {};
+    peer.bulk.clear();
+    std::erase_if(peer.early, [](const Early& early) { return !early.is_whole; });
     if (!peer.file) return;
-    // A forked child may hold the file as well, so closing it would not end the connection.
-    if (peer.interest) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.file.get(), nullptr);
-    shutdown(peer.file.get(), SHUT_RDWR);
     std::erase(connected_, &peer);
-    peer.file = File();
-    peer.interest = 0;
+    close(peer.file, peer.interest);
+    close(peer.bulk_in, peer.bulk_interest);
+    uint32_t none = 0;
+    close(peer.bulk_out, none);
+  }
+  // A forked child may hold the file as well, so closing it alone would not end the connection.
+  void close(File& file, uint32_t& interest) const {
+    if (!file) return;
+    if (interest) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, file.get(), nullptr);
+    shutdown(file.get(), SHUT_RDWR);
+    file = File();
+    interest = 0;
   }
   void lose(Peer& peer, int error) {
     switch (error) {
@@ -396,36 +447,88 @@ class TcpTransport : public Transport {
     }
   }
 
-  // How many bytes were sent; -1 if no more ever can be.
-  static ssize_t went(ssize_t result) {
-    return result >= 0 ? result : errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? 0 : -1;
+  static ssize_t send_little(const Peer& peer, const TcpMessage& message) {
+    std::byte all[sizeof(Head) + kLittle];
+    std::memcpy(all, &message.head, sizeof(Head));
+    if (message.bytes) std::memcpy(all + sizeof(Head), message.data, message.bytes);
+    return went(
+        ::send(peer.file.get(), all, sizeof(Head) + message.bytes, MSG_NOSIGNAL | MSG_DONTWAIT));
   }
-  static ssize_t send_little(const Peer& peer, const Head& head, const void* data, size_t bytes) {
-    std::byte all[sizeof(head) + kLittle];
-    std::memcpy(all, &head, sizeof(head));
-    if (bytes) std::memcpy(all + sizeof(head), data, bytes);
-    return went(::send(peer.file.get(), all, sizeof(head) + bytes, MSG_NOSIGNAL | MSG_DONTWAIT));
-  }
-  static ssize_t send_from(const Peer& peer, const Head& head, std::byte* data, size_t bytes,
-                           size_t done) {
+  // Sends the rest of a message, without what goes in bulk.
+  static ssize_t send_from(int socket, const TcpMessage& what) {
     std::array<iovec, 2> parts;
     size_t n = 0;
-    if (done < sizeof(head))
-      parts[n++] = {const_cast<char*>(reinterpret_cast<const char*>(&head)) + done,
-                    sizeof(head) - done};
-    const size_t skip = done < sizeof(head) ? 0 : done - sizeof(head);
-    if (bytes > skip) parts[n++] = {data + skip, bytes - skip};
+    if (what.done < sizeof(Head))
+      parts[n++] = {const_cast<char*>(reinterpret_cast<const char*>(&what.head)) + what.done,
+                    sizeof(Head) - what.done};
+    const size_t skip = what.done < sizeof(Head) ? 0 : what.done - sizeof(Head);
+    if (what.bytes > skip && !what.is_in_bulk()) parts[n++] = {what.data + skip, what.bytes - skip};
     msghdr message{};
     message.msg_iov = parts.data();
     message.msg_iovlen = n;
-    return went(sendmsg(peer.file.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+    return went(sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
+
+  // Whether the bytes of a message go on a connection of their own; calls for one if so.
+  bool goes_in_bulk(const Peer& peer, size_t bytes) {
+    if (bytes < kLarge || !peer.file || connected_.size() > kMostInBulk) return false;
+    if (!sends_in_bulk_) sends_in_bulk_ = has_two_cores();
+    if (!*sends_in_bulk_) return false;
+    if (peer.bulk_out) return has_sender();
+    connector_.call(peer.rank, Connector::Purpose::bulk);
+    return false;
+  }
+  // Whether each rank of this host has two of the cores that this thread may run on.
+  bool has_two_cores() const {
+    const std::string_view mine = host_of(rank_);
+    int ranks = 0;
+    for (int r = 0; r < int(peers_.size()); ++r) ranks += host_of(r) == mine;
+    cpu_set_t usable;
+    return sched_getaffinity(0, sizeof(usable), &usable) == 0 && CPU_COUNT(&usable) >= 2 * ranks;
+  }
+  // Makes it when it is first needed, unless the system has no thread or file for it.
+  bool has_sender() try {
+    if (sender_) return true;
+    auto made = std::make_unique<Sender>();
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = 2 * peers_.size();
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, made->events(), &event) != 0)
+      throw std::system_error(errno, std::generic_category());
+    sender_ = std::move(made);
+    return true;
+  } catch (const std::exception&) {
+    sends_in_bulk_ = false;
+    return false;
+  }
+  void hand_over(const Peer& peer, TcpMessage& message) {
+    sender_->add(peer.rank, peer.bulk_out.get(), &message, message.data, message.bytes);
+    ++handed_;
+  }
+  void take_written() {
+    if (!sender_) return;
+    Sender::Done done = sender_->take_done();
+    for (Message* const message : done.written) own(message)->state = State::over;
+    handed_ -= done.written.size();
+    broken_.insert(broken_.end(), done.broken.begin(), done.broken.end());
+  }
+  void settle_sent() {
+    if (!handed_) return;
+    take_written();
+    for (const int rank : std::exchange(broken_, {})) lose_bulk(peer_of(rank), ECONNRESET);
+  }
+  // One of the connections for bulk has ended. What the peer has sent before counts.
+  void lose_bulk(Peer& peer, int error) {
+    while (peer.file && read_messages(peer)) {
+    }
+    if (peer.file) lose(peer, peer.end.value_or(error));
   }
 
   bool write(Peer& peer) {
     bool happened = false;
     while (!peer.unsent.empty()) {
       TcpMessage& next = *peer.unsent.front();
-      const ssize_t sent = send_from(peer, next.head, next.data, next.bytes, next.done);
+      const ssize_t sent = send_from(peer.file.get(), next);
       if (sent == 0) return happened;
       happened = true;
       if (sent < 0 && next.done > 0) {  // nothing could follow it
@@ -434,108 +537,128 @@ class TcpTransport : public Transport {
       }
       if (sent > 0) {
         next.done += size_t(sent);
-        if (next.done < sizeof(Head) + next.bytes) return true;
+        if (!next.is_written()) return true;
       }
-      next.state = sent > 0 ? State::over : State::failed;
       peer.unsent.pop_front();
       --unsent_;
+      if (sent > 0 && next.is_in_bulk())
+        hand_over(peer, next);
+      else
+        next.state = sent > 0 ? State::over : State::failed;
     }
     watch(peer);
     return happened;
   }
 
-  // Called with the whole head: finds where the rest goes. False: there is no memory for it.
-  bool begin_message(Peer& peer) {
-    peer.left = peer.head.bytes;
-    peer.to = nullptr;
-    const uint32_t tag = peer.head.tag;
+  // Called with the whole head: finds where the rest goes.
+  static Incoming begin_message(Peer& peer) {
+    const auto [bytes, tag, mark] = peer.head;
     const auto found =
         std::ranges::find(peer.posted, tag, [](const TcpMessage* m) { return m->head.tag; });
-    if (found == peer.posted.end()) {
-      std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[peer.left]);
-      if (!memory) return false;
-      peer.to = memory.get();
-      peer.aside = std::make_unique<Early>(Early{tag, peer.left, std::move(memory)});
-      return true;
-    }
+    if (found == peer.posted.end())
+      return {.left = bytes, .early = &peer.early.emplace_back(Early{tag, bytes})};
     TcpMessage* const waits = *found;
     peer.posted.erase(found);
-    if (peer.left > waits->bytes) {
-      waits->state = State::too_long;
-      return true;
-    }
-    peer.into = waits;
-    peer.to = waits->data;
-    return true;
+    if (bytes <= waits->bytes) return {.left = bytes, .to = waits->data, .into = waits};
+    waits->state = State::too_long;
+    return {.left = bytes};
   }
-  void end_message(Peer& peer) {
-    peer.head_bytes = 0;
-    if (peer.into) std::exchange(peer.into, nullptr)->state = State::over;
-    if (!peer.aside) return;
-    peer.early_bytes += peer.aside->bytes;
-    peer.early.push_back(std::move(peer.aside));
+  static bool has_memory(Incoming& one) {
+    if (!one.early || one.to) return true;
+    one.early->data.reset(new (std::nothrow) std::byte[one.early->bytes]);
+    one.to = one.early->data.get();
+    return one.to;
   }
-  void arrived(Peer& peer, size_t bytes) {
-    peer.left -= bytes;
-    if (peer.to) peer.to += bytes;
-    if (peer.left == 0) end_message(peer);
+  static void arrived(Incoming& one, size_t bytes) {
+    one.left -= bytes;
+    if (one.to) one.to += bytes;
+  }
+  static void end_message(Peer& peer, const Incoming& one) {
+    if (one.into) one.into->state = State::over;
+    if (!one.early) return;
+    one.early->is_whole = true;
+    peer.early_bytes += one.early->bytes;
   }
   // Takes in bytes that were read. Returns why the connection cannot go on; null if it can.
   const char* take(Peer& peer, const std::byte* data, size_t bytes) {
     while (bytes) {
       if (peer.in_message()) {
-        const size_t now = std::min(bytes, peer.left);
-        if (peer.to && peer.to != data) std::memmove(peer.to, data, now);
-        arrived(peer, now);
+        const size_t now = std::min(bytes, peer.coming.left);
+        if (peer.coming.to && peer.coming.to != data) std::memmove(peer.coming.to, data, now);
+        arrived(peer.coming, now);
         data += now;
         bytes -= now;
-        continue;
+      } else {
+        const size_t now = std::min(bytes, sizeof(Head) - peer.head_bytes);
+        std::memcpy(reinterpret_cast<std::byte*>(&peer.head) + peer.head_bytes, data, now);
+        peer.head_bytes += now;
+        data += now;
+        bytes -= now;
+        if (!peer.in_message()) return nullptr;
+        if (!peer.head.is_right()) return "it sent bytes that are not a message of this protocol";
+        peer.coming = begin_message(peer);
+        if (peer.head.mark == kInBulk && peer.coming.left) {
+          peer.bulk.push_back(std::exchange(peer.coming, {}));
+          peer.head_bytes = 0;
+          continue;
+        }
+        if (!has_memory(peer.coming)) return "there is no memory for what it sent";
       }
-      const size_t now = std::min(bytes, sizeof(Head) - peer.head_bytes);
-      std::memcpy(reinterpret_cast<std::byte*>(&peer.head) + peer.head_bytes, data, now);
-      peer.head_bytes += now;
-      data += now;
-      bytes -= now;
-      if (!peer.in_message()) return nullptr;
-      if (peer.head.mark != kMark) return "it sent bytes that are not a message of this protocol";
-      if (!begin_message(peer)) return "there is no memory for what it sent";
-      if (peer.left == 0) end_message(peer);
+      if (peer.coming.left == 0) {
+        peer.head_bytes = 0;
+        end_message(peer, std::exchange(peer.coming, {}));
+      }
     }
     return nullptr;
   }
 
   // Where to read the next bytes of this rank to. If a message begins with them, this bets on the
-  // awaited one: its bytes then need not be moved.
+  // awaited one: its bytes then need not be moved. Those of a little one are moved sooner than a
+  // call with several places takes.
   std::span<const iovec> next_places(const Peer& peer, const TcpMessage* awaited) {
     const iovec ahead{ahead_.data(), ahead_.size()};
     const iovec head{ahead_.data(), sizeof(Head)};
-    if (peer.in_message() && peer.to) {
-      places_ = {{{peer.to, peer.left}, ahead}};
+    if (peer.in_message() && peer.coming.to) {
+      places_ = {{{peer.coming.to, peer.coming.left}, ahead}};
       return std::span(places_).first(2);
     }
+    places_[0] = ahead;
     if (peer.head_bytes == 0 && awaited) {
+      if (awaited->bytes <= kLittle || (awaited->bytes >= kLarge && peer.bulk_in))
+        return std::span(places_).first(1);
       places_ = {{head,
                   {awaited->data, awaited->bytes},
                   {ahead_.data() + sizeof(Head), ahead_.size() - sizeof(Head)}}};
       return places_;
     }
     const auto is_long = [](const TcpMessage* message) { return message->bytes > kAhead; };
-    places_[0] = peer.head_bytes == 0 && std::ranges::any_of(peer.posted, is_long) ? head : ahead;
+    if (peer.head_bytes == 0 && std::ranges::any_of(peer.posted, is_long)) places_[0] = head;
     return std::span(places_).first(1);
+  }
+  static ssize_t read_into(const File& file, std::span<const iovec> places) {
+    if (places.size() == 1)
+      return recv(file.get(), places[0].iov_base, places[0].iov_len, MSG_DONTWAIT);
+    return readv(file.get(), places.data(), int(places.size()));
   }
 
   // Takes in what has come from this rank. Returns whether anything has.
   bool read(Peer& peer, const TcpMessage* awaited = nullptr) {
+    const bool messages = read_messages(peer, awaited), bulk = read_bulk(peer);
+    if (peer.file && peer.end && peer.bulk.empty()) lose(peer, *peer.end);
+    if (messages || bulk) watch(peer);
+    return messages || bulk;
+  }
+  bool read_messages(Peer& peer, const TcpMessage* awaited = nullptr) {
     bool happened = false;
     // A fast sender must not keep the others waiting.
-    for (int i = 0; i < 16 && peer.file && !peer.is_full(); ++i) {
+    for (int i = 0; i < 16 && peer.file && !peer.end && !peer.is_full(); ++i) {
       const std::span<const iovec> places = next_places(peer, std::exchange(awaited, nullptr));
-      const ssize_t got = readv(peer.file.get(), places.data(), int(places.size()));
+      const ssize_t got = read_into(peer.file, places);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return happened;
       happened = true;
       if (got <= 0) {
-        lose(peer, got == 0 ? 0 : errno);
+        peer.end = got == 0 ? 0 : errno;
         return true;
       }
       size_t left = size_t(got);
@@ -546,13 +669,34 @@ class TcpTransport : public Transport {
           return true;
         }
         left -= now;
-        if (now < place.iov_len) {
-          watch(peer);
-          return true;
-        }
+        if (now < place.iov_len) return true;
       }
     }
-    watch(peer);
+    return happened;
+  }
+  bool read_bulk(Peer& peer) {
+    bool happened = false;
+    for (int i = 0; i < 16 && peer.bulk_in && !peer.bulk.empty() && !peer.is_full(); ++i) {
+      Incoming& next = peer.bulk.front();
+      if (!has_memory(next)) {
+        lose(peer, "there is no memory for what it sent");
+        return true;
+      }
+      const ssize_t got = next.to ? recv(peer.bulk_in.get(), next.to, next.left, MSG_DONTWAIT)
+                                  : recv(peer.bulk_in.get(), ahead_.data(),
+                                         std::min(next.left, ahead_.size()), MSG_DONTWAIT);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return happened;
+      happened = true;
+      if (got <= 0) {
+        lose_bulk(peer, got == 0 ? 0 : errno);
+        return true;
+      }
+      arrived(next, size_t(got));
+      if (next.left) continue;
+      end_message(peer, next);
+      peer.bulk.pop_front();
+    }
     return happened;
   }
 
@@ -567,7 +711,12 @@ class TcpTransport : public Transport {
         happened = attended = true;
         continue;
       }
-      Peer& peer = *peers_[event];
+      if (event == 2 * peers_.size()) {
+        settle_sent();
+        happened = true;
+        continue;
+      }
+      Peer& peer = *peers_[event % peers_.size()];
       const uint32_t what = events[size_t(i)].events;
       if (what & ~uint32_t(EPOLLOUT)) happened |= read(peer);
       if (what & EPOLLOUT && peer.file) happened |= write(peer);
@@ -599,13 +748,16 @@ class TcpTransport : public Transport {
   std::vector<Peer*> connected_;
   std::vector<Connection> new_;
   std::atomic<bool> has_new_{false};
+  std::optional<bool> sends_in_bulk_;
   Connector connector_;
   std::array<std::byte, kAhead> ahead_;
   std::array<iovec, 3> places_;
   Pool<TcpMessage> messages_;
   Sleepers sleepers_;
-  size_t unsent_ = 0;
+  size_t unsent_ = 0, handed_ = 0;  // messages that wait in `unsent` of peers; that the sender has
   Clock::time_point cancel_until_{};
+  std::vector<int> broken_;  // as the sender says
+  std::unique_ptr<Sender> sender_;
 };
 
 }  // namespace
