@@ -197,6 +197,9 @@ class Attempt {
     std::vector<std::string> environment = outer_environment(program_);
     if (place.locals > 1 && !has(environment, "OMP_NUM_THREADS"))
       environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads_of(place)));
+    if (place.locals > 1 && !has(environment, "GOMP_SPINCOUNT") &&
+        !has(environment, "OMP_WAIT_POLICY"))
+      environment.push_back(fmt::format("GOMP_SPINCOUNT={}", kSpins));
     environment.insert(environment.end(), own.begin(), own.end());
     std::optional<Bound> bound;
     if (program_.bind) bound.emplace(share_of(cores(), place));

@@ -62,6 +62,7 @@ std::vector<std::string> travelling_environment(const Program& program) {
     const std::string_view name = name_of(entry);
     const bool travels = (name.starts_with("TUTTI_") && name != "TUTTI_HOST_ID") ||
                          name.starts_with("UCX_") || name == "OMP_NUM_THREADS" ||
+                         name == "OMP_WAIT_POLICY" || name == "GOMP_SPINCOUNT" ||
                          name == "PYTHONUNBUFFERED" || has(program.environment, name);
     if (travels &&
         std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; }))

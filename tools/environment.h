@@ -10,6 +10,10 @@
 
 namespace tutti::tools {
 
+// GOMP_SPINCOUNT of workers that share a host: a thread of OpenMP that has nothing to do sleeps
+// after a millisecond, rather than after 13, and leaves its core to the exchange.
+constexpr int kSpins = 20'000;
+
 std::string random_token();
 
 std::string_view name_of(std::string_view entry);  // "NAME" of "NAME=value"

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "cluster/checks.h"
+#include "environment.h"
 
 namespace tutti::tools {
 
@@ -146,8 +147,9 @@ std::string remote_script(const RemoteWorker& worker) {
   if (worker.neighbours > 1)
     script += fmt::format(
         "[ -n \"$OMP_NUM_THREADS\" ] || {{ c=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); "
-        "c=$((c / {})); [ \"$c\" -gt 0 ] || c=1; export OMP_NUM_THREADS=$c; }}; ",
-        worker.neighbours);
+        "c=$((c / {})); [ \"$c\" -gt 0 ] || c=1; export OMP_NUM_THREADS=$c; }}; "
+        "[ -n \"$GOMP_SPINCOUNT$OMP_WAIT_POLICY\" ] || export GOMP_SPINCOUNT={}; ",
+        worker.neighbours, kSpins);
   script +=
       fmt::format("exec 3<&0 </dev/null; setsid sh -c 'echo \"{}$$\"; exec \"$@\"' sh", kMark);
   for (const std::string& word : worker.command) script += " " + shell_quoted(word);

@@ -75,7 +75,7 @@ TEST(Tcp, WritesNothingOfAMessageThatIsTooLong) {
 }
 
 TEST_P(TcpSends, BringWhatWasSentBeforeTheEnd) {
-  const auto sent = message(150'000, 6);
+  const auto sent = message(300'000, 6);
   auto* const going = ranks[1]->send(0, 1, sent.data(), sent.size());
   State state = State::under_way;
   // Nothing is read meanwhile, if the system takes it all.

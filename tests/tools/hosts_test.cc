@@ -83,21 +83,24 @@ TEST_F(Hosts, WorkersGetTheVariablesThatOtherProgramsRead) {
   std::vector<std::string> command = shells(
       {"--hosts", "a,me@b:2,a,c", "--env", "TEST_X=it's a \"word\"", "--env", "OMP_SCHEDULE=x"},
       "echo $HOST $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $MASTER_ADDR "
-      "${MASTER_PORT:-no port}, ${OMP_NUM_THREADS:-no} threads, $TEST_X $OMP_SCHEDULE "
+      "${MASTER_PORT:-no port}, ${OMP_NUM_THREADS:-no} threads, ${GOMP_SPINCOUNT:-its own} spins, "
+      "$TEST_X $OMP_SCHEDULE "
       "$PYTHONUNBUFFERED");
-  command.insert(command.begin(), {"env", "-u", "OMP_NUM_THREADS", TUTTI_TOOL});
+  command.insert(command.begin(), {"env", "-u", "OMP_NUM_THREADS", "-u", "GOMP_SPINCOUNT", "-u",
+                                   "OMP_WAIT_POLICY", TUTTI_TOOL});
   Process tool(command, {"TUTTI_MODULE_PATH=" TUTTI_TEST_MODULES});
   EXPECT_EQ(tool.finish(), 0);
   EXPECT_EQ(tool.err(), "");
-  const auto line = [](const std::string& text, const std::string& threads) {
-    return MatchesRegex(text + ", a [1-9][0-9]*, " + threads + " threads, it's a \"word\" x 1");
+  const auto line = [](const std::string& text, bool has_neighbours) {
+    return MatchesRegex(text + ", a [1-9][0-9]*, " +
+                        (has_neighbours ? "[1-9][0-9]* threads, 20000" : "no threads, its own") +
+                        " spins, it's a \"word\" x 1");
   };
-  EXPECT_THAT(sorted(lines_of(tool.out())),
-              ElementsAre(line("\\[0\\] a 0 of 5, 0 of 2", "[1-9][0-9]*"),
-                          line("\\[1\\] me@b 1 of 5, 0 of 2", "[1-9][0-9]*"),
-                          line("\\[2\\] me@b 2 of 5, 1 of 2", "[1-9][0-9]*"),
-                          line("\\[3\\] a 3 of 5, 1 of 2", "[1-9][0-9]*"),
-                          line("\\[4\\] c 4 of 5, 0 of 1", "no")));
+  EXPECT_THAT(
+      sorted(lines_of(tool.out())),
+      ElementsAre(line("\\[0\\] a 0 of 5, 0 of 2", true), line("\\[1\\] me@b 1 of 5, 0 of 2", true),
+                  line("\\[2\\] me@b 2 of 5, 1 of 2", true), line("\\[3\\] a 3 of 5, 1 of 2", true),
+                  line("\\[4\\] c 4 of 5, 0 of 1", false)));
 }
 
 TEST_F(Hosts, HandsOnArgumentsAsTheyAre) {

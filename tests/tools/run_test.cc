@@ -103,10 +103,21 @@ TEST_P(RunWith, WorkersGetTheVariablesThatOtherProgramsRead) {
 
 TEST(RunCommand, WorkersShareTheCoresForOpenMp) {
   const auto run = [](std::vector<std::string> more, const std::string& n) {
-    std::vector<std::string> command{"env", "-u", "OMP_NUM_THREADS", TUTTI_TOOL, "run", "-n", n};
+    std::vector<std::string> command{"env",
+                                     "-u",
+                                     "OMP_NUM_THREADS",
+                                     "-u",
+                                     "GOMP_SPINCOUNT",
+                                     "-u",
+                                     "OMP_WAIT_POLICY",
+                                     TUTTI_TOOL,
+                                     "run",
+                                     "-n",
+                                     n};
     command.insert(command.end(), more.begin(), more.end());
     command.insert(command.end(), {"--restarts", "1", "--", "sh", "-c",
-                                   "echo threads ${OMP_NUM_THREADS-none}; exit 1"});
+                                   "echo threads ${OMP_NUM_THREADS-none}, spins "
+                                   "${GOMP_SPINCOUNT-as ever}; exit 1"});
     return command;
   };
   const std::vector<std::string> modules{"TUTTI_MODULE_PATH=" TUTTI_TEST_MODULES};
@@ -116,14 +127,20 @@ TEST(RunCommand, WorkersShareTheCoresForOpenMp) {
   EXPECT_EQ(three.finish(), 1);
   EXPECT_EQ(lines_of(three.out()).size(), 6);
   for (const std::string& line : lines_of(three.out()))
-    EXPECT_THAT(line, EndsWith("threads " + share));
+    EXPECT_THAT(line, EndsWith("threads " + share + ", spins 20000"));
   EXPECT_THAT(three.err(), Not(HasSubstr("OMP_NUM_THREADS"))) << "it is no terminal";
   Process one(run({}, "1"), modules);
   EXPECT_EQ(one.finish(), 1);
-  EXPECT_EQ(one.out(), "[0] threads none\n[0] threads none\n");
+  EXPECT_EQ(one.out(), "[0] threads none, spins as ever\n[0] threads none, spins as ever\n");
   Process chosen(run({"--env", "OMP_NUM_THREADS=5"}, "2"), modules);
   EXPECT_EQ(chosen.finish(), 1);
-  EXPECT_THAT(chosen.out(), HasSubstr("[1] threads 5\n"));
+  EXPECT_THAT(chosen.out(), HasSubstr("[1] threads 5, spins 20000\n"));
+  Process spinning(run({"--env", "GOMP_SPINCOUNT=7"}, "2"), modules);
+  EXPECT_EQ(spinning.finish(), 1);
+  EXPECT_THAT(spinning.out(), HasSubstr(", spins 7\n"));
+  Process passive(run({"--env", "OMP_WAIT_POLICY=PASSIVE"}, "2"), modules);
+  EXPECT_EQ(passive.finish(), 1);
+  EXPECT_THAT(passive.out(), HasSubstr(", spins as ever\n"));
 }
 
 TEST(RunCommand, GivesWorkersTheVariablesOfTheCommandLine) {

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
+
+#include "base/spin.h"
 
 namespace tutti::group::tcp {
 
@@ -15,6 +18,9 @@ namespace {
 
 // The thread writes this much at once. drop() waits for that.
 constexpr size_t kPiece = 512 << 10;
+// After a write the thread looks for more for this long before it sleeps, unless a socket is full.
+constexpr std::chrono::microseconds kLook{100};
+constexpr int kPauses = 20;  // between two looks
 
 File new_event() {
   File event(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -78,15 +84,23 @@ std::vector<Transport::Message*> Sender::drop(int peer) {
 
 void Sender::run() {
   std::unique_lock lock(mutex_);
+  Clock::time_point wrote{};
   while (!is_closing_) {
-    bool wrote = false;
-    for (auto& [peer, lane] : lanes_) {  // a piece of each in turn
-      if (lane.parts.empty() || lane.is_full || lane.is_broken) continue;
-      write_next(peer, lane, lock);
-      wrote = true;
-    }
-    if (!wrote) wait(lock);
+    if (write_all(lock))
+      wrote = Clock::now();
+    else
+      wait(lock, wrote + kLook);
   }
+}
+
+bool Sender::write_all(std::unique_lock<std::mutex>& lock) {
+  bool wrote = false;
+  for (auto& [peer, lane] : lanes_) {
+    if (lane.parts.empty() || lane.is_full || lane.is_broken) continue;
+    write_next(peer, lane, lock);
+    wrote |= !lane.is_full;
+  }
+  return wrote;
 }
 
 void Sender::write_next(int peer, Lane& lane, std::unique_lock<std::mutex>& lock) {
@@ -112,13 +126,19 @@ void Sender::write_next(int peer, Lane& lane, std::unique_lock<std::mutex>& lock
 }
 
 // Until something is added, or a socket that is full takes more.
-void Sender::wait(std::unique_lock<std::mutex>& lock) {
+void Sender::wait(std::unique_lock<std::mutex>& lock, Clock::time_point looks_until) {
   std::vector<pollfd> files{{event_.get(), POLLIN, 0}};
   std::vector<Lane*> full;
   for (auto& [peer, lane] : lanes_) {
     if (!lane.is_full || lane.parts.empty()) continue;
     files.push_back({lane.socket, POLLOUT, 0});
     full.push_back(&lane);
+  }
+  if (full.empty() && Clock::now() < looks_until) {
+    lock.unlock();
+    for (int i = 0; i < kPauses; ++i) base::pause();
+    lock.lock();
+    return;
   }
   is_waiting_ = true;
   lock.unlock();

@@ -3,6 +3,7 @@
 // read and sum: two cores move them faster than one.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <map>
@@ -37,6 +38,7 @@ class Sender {
   std::vector<Transport::Message*> drop(int peer);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Part {
     Transport::Message* message;
     const std::byte* data;
@@ -52,8 +54,10 @@ class Sender {
   };
 
   void run();
+  // Writes a piece to each peer that takes one. Returns whether any did.
+  bool write_all(std::unique_lock<std::mutex>& lock);
   void write_next(int peer, Lane& lane, std::unique_lock<std::mutex>& lock);
-  void wait(std::unique_lock<std::mutex>& lock);
+  void wait(std::unique_lock<std::mutex>& lock, Clock::time_point looks_until);
 
   const File event_, done_event_;
   std::mutex mutex_;

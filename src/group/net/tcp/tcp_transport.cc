@@ -44,7 +44,7 @@ constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
 // From this size on the bytes of a message may go in bulk, to so many peers at most.
-constexpr size_t kLarge = 128 << 10, kMostInBulk = 64;
+constexpr size_t kLarge = 256 << 10, kMostInBulk = 64;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
 // Marks the head of a message whose bytes come in bulk.
