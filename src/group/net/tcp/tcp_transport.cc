@@ -613,8 +613,7 @@ class TcpTransport : public Transport {
   }
 
   // Where to read the next bytes of this rank to. If a message begins with them, this bets on the
-  // awaited one: its bytes then need not be moved. Those of a little one are moved sooner than a
-  // call with several places takes.
+  // awaited one: its bytes then need not be moved. What comes in bulk is none of these.
   std::span<const iovec> next_places(const Peer& peer, const TcpMessage* awaited) {
     const iovec ahead{ahead_.data(), ahead_.size()};
     const iovec head{ahead_.data(), sizeof(Head)};
@@ -624,8 +623,7 @@ class TcpTransport : public Transport {
     }
     places_[0] = ahead;
     if (peer.head_bytes == 0 && awaited) {
-      if (awaited->bytes <= kLittle || (awaited->bytes >= kLarge && peer.bulk_in))
-        return std::span(places_).first(1);
+      if (awaited->bytes >= kLarge && peer.bulk_in) return std::span(places_).first(1);
       places_ = {{head,
                   {awaited->data, awaited->bytes},
                   {ahead_.data() + sizeof(Head), ahead_.size() - sizeof(Head)}}};
@@ -634,11 +632,6 @@ class TcpTransport : public Transport {
     const auto is_long = [](const TcpMessage* message) { return message->bytes > kAhead; };
     if (peer.head_bytes == 0 && std::ranges::any_of(peer.posted, is_long)) places_[0] = head;
     return std::span(places_).first(1);
-  }
-  static ssize_t read_into(const File& file, std::span<const iovec> places) {
-    if (places.size() == 1)
-      return recv(file.get(), places[0].iov_base, places[0].iov_len, MSG_DONTWAIT);
-    return readv(file.get(), places.data(), int(places.size()));
   }
 
   // Takes in what has come from this rank. Returns whether anything has.
@@ -653,7 +646,7 @@ class TcpTransport : public Transport {
     // A fast sender must not keep the others waiting.
     for (int i = 0; i < 16 && peer.file && !peer.end && !peer.is_full(); ++i) {
       const std::span<const iovec> places = next_places(peer, std::exchange(awaited, nullptr));
-      const ssize_t got = read_into(peer.file, places);
+      const ssize_t got = readv(peer.file.get(), places.data(), int(places.size()));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return happened;
       happened = true;
