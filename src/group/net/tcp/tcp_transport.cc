@@ -510,6 +510,7 @@ class TcpTransport : public Transport {
     Sender::Done done = sender_->take_done();
     for (Message* const message : done.written) own(message)->state = State::over;
     handed_ -= done.written.size();
+    if (!done.written.empty()) sleepers_.wake();
     broken_.insert(broken_.end(), done.broken.begin(), done.broken.end());
   }
   void settle_sent() {
