@@ -11,24 +11,41 @@
 
 namespace tutti::group {
 
+namespace {
+
+// The ranks on the machine of one of them, and the cores that any of these may use.
+struct MachineOfRank {
+  MachineOfRank(const std::vector<Hello>& hellos, int rank) {
+    for (const Hello& hello : hellos) {
+      if (hello.memory.machine != hellos[size_t(rank)].memory.machine) continue;
+      ++ranks;
+      cores.insert(hello.memory.cores.begin(), hello.memory.cores.end());
+    }
+  }
+  size_t ranks = 0;
+  std::set<int> cores;
+};
+
+}  // namespace
+
 Placement place_ranks(const std::vector<Hello>& hellos, int rank) {
   Placement placement;
   const Hello& mine = hellos[size_t(rank)];
-  std::set<int> cores;
-  size_t on_this_machine = 0;
   for (size_t r = 0; r < hellos.size(); ++r) {
     const ShmHello& memory = hellos[r].memory;
     placement.hosts.push_back(memory.host);
     placement.machines.push_back(hellos[r].local);
-    if (memory.machine == mine.memory.machine) {
-      ++on_this_machine;
-      cores.insert(memory.cores.begin(), memory.cores.end());
-    }
     const bool here = memory.host == mine.memory.host;
     if (here || mine.backend == "shm") placement.local.push_back(int(r));
   }
-  placement.crowded = on_this_machine > cores.size();
+  const MachineOfRank machine(hellos, rank);
+  placement.crowded = machine.ranks > machine.cores.size();
   return placement;
+}
+
+bool have_two_cores(const std::vector<Hello>& hellos, int rank) {
+  const MachineOfRank machine(hellos, rank);
+  return machine.cores.size() >= 2 * machine.ranks && hellos[size_t(rank)].memory.cores.size() >= 2;
 }
 
 TransportOptions transport_options(const Bootstrap& boot) {

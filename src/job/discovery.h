@@ -20,6 +20,9 @@ struct Placement {
 };
 Placement place_ranks(const std::vector<Hello>& hellos, int rank);
 
+// Whether there are two cores for each rank on the machine of this one, which may use two.
+bool have_two_cores(const std::vector<Hello>& hellos, int rank);
+
 // How this rank is connected.
 TransportOptions transport_options(const Bootstrap& bootstrap);
 

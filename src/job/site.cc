@@ -45,6 +45,7 @@ class Machine final : public Site {
   std::unique_ptr<Transport> connect(const std::vector<Hello>& hellos, Bootstrap& boot,
                                      Link& link) override {
     transport_ = &choose_transport(hellos);
+    options_.sends_in_bulk = have_two_cores(hellos, boot.membership.rank);
     return group::connect(*transport_, boot, options_, link);
   }
 

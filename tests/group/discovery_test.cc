@@ -93,6 +93,17 @@ TEST(Discovery, PlacesRanksByHost) {
   EXPECT_TRUE(place_ranks(hellos, 1).crowded);
 }
 
+TEST(Discovery, CountsTwoCoresForEachRankOfAMachine) {
+  // Bound to their own cores or not.
+  EXPECT_TRUE(have_two_cores({on("a", {0, 1}), on("a", {2, 3})}, 0));
+  EXPECT_TRUE(have_two_cores({on("a", {0, 1, 2, 3}), on("a", {0, 1, 2, 3})}, 1));
+  EXPECT_FALSE(have_two_cores({on("a", {0, 1, 2}), on("a", {0, 1, 2})}, 0));
+  EXPECT_FALSE(have_two_cores({on("a", {0}), on("a", {1, 2, 3})}, 0)) << "bound to one core";
+  const std::vector<Hello> hosts{on("a", {0, 1}), on("b", {0}), on("b", {0})};
+  EXPECT_TRUE(have_two_cores(hosts, 0));
+  EXPECT_FALSE(have_two_cores(hosts, 1));
+}
+
 TEST(Discovery, TriesToShareMemoryWithAllIfTheBackendIsShm) {
   std::vector<Hello> hellos{on("a", {0}), on("b", {0})};
   hellos[0].backend = "shm";

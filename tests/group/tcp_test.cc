@@ -100,9 +100,11 @@ TEST_P(TcpSends, LeaveTheMemoryOfACancelledReceiveAlone) {
   const auto sent = message(8 << 20, 7);
   std::vector<std::byte> got(sent.size());
   auto* const coming = ranks[1]->receive(0, 1, got.data(), got.size());
+  EXPECT_FALSE(ranks[1]->is_coming(coming));
   auto* const going = ranks[0]->send(1, 1, sent.data(), sent.size());
   ASSERT_TRUE(eventually(ranks, [&] { return got[0] == sent[0] && got[1] == sent[1]; }));
   ASSERT_TRUE(ranks[1]->is_under_way(coming));
+  EXPECT_TRUE(ranks[1]->is_coming(coming));
   EXPECT_TRUE(ranks[1]->cancel(coming));
   const std::vector<std::byte> before = got;
   EXPECT_EQ(finish(going, *ranks[0], ranks), State::over);
@@ -147,6 +149,21 @@ TEST(Tcp, LosesAPeerWhoseConnectionForLargeMessagesEnds) {
               State::over);
     EXPECT_EQ(got, std::vector<std::byte>(sent.begin(), sent.begin() + 5));
   }
+}
+
+TEST(Tcp, BringsWhatWasSentInBulkByARankThatDidNotReadWhatItGot) {
+  auto ranks = connected("tcp", 2, "127.0.0.1", true);
+  meet_in_bulk(ranks);
+  const auto unread = message(64 << 20, 1), sent = message(256 << 10, 2);
+  auto* const lost = ranks[0]->send(1, 1, unread.data(), unread.size());
+  auto* const going = ranks[1]->send(0, 2, sent.data(), sent.size());
+  EXPECT_TRUE(eventually({}, [&] { return ranks[1]->test(going) == State::over; }));
+  ranks[1].reset();  // the system resets the connections that have something unread
+  std::vector<std::byte> got(sent.size());
+  EXPECT_EQ(finish(lost, *ranks[0], ranks), State::failed);
+  EXPECT_EQ(finish(ranks[0]->receive(1, 2, got.data(), got.size()), *ranks[0], ranks), State::over);
+  EXPECT_EQ(got, sent);
+  EXPECT_TRUE(eventually(ranks, [&] { return !ranks[0]->loss(1).empty(); }));
 }
 
 TEST_P(TcpSends, DoNotFillTheMemoryWithMessagesThatAreNotReceived) {

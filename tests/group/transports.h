@@ -9,7 +9,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <string>
@@ -76,7 +75,7 @@ inline State finish(Transport::Message* message, Transport& whose, const Peers& 
 }
 
 inline Peers connected(const std::string& transport, int n, const std::string& host = "127.0.0.1",
-                       std::optional<bool> sends_in_bulk = {}) {
+                       bool sends_in_bulk = false) {
   std::vector<std::unique_ptr<group::Endpoint>> endpoints;
   std::vector<std::string> addresses;
   for (int r = 0; r < n; ++r) {
@@ -112,8 +111,8 @@ inline std::vector<int> meet_in_bulk(const Peers& ranks) {
       }
     for (const auto& rank : ranks)
       for (const Transport::Connection& made : rank->new_connections()) {
-        n += made.is_second;
-        if (made.is_second && rank == ranks[0]) sockets.push_back(made.socket);
+        n += made.is_bulk;
+        if (made.is_bulk && rank == ranks[0]) sockets.push_back(made.socket);
       }
     return n == 2 * ranks.size() * (ranks.size() - 1);
   }));

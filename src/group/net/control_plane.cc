@@ -89,7 +89,7 @@ void ControlPlane::add_peer(int rank) {
 void ControlPlane::take_connections() {
   for (const Transport::Connection& made : transport_->new_connections()) {
     base::close_in_children({&made.socket, 1});
-    if (made.is_second) continue;
+    if (made.is_bulk) continue;
     add_peer(made.rank);
     for (const Kept& kept : kept_)
       if (kept.ranks.empty() || std::ranges::find(kept.ranks, made.rank) != kept.ranks.end())

@@ -208,7 +208,7 @@ void PeerChannels::await(Transport::Message*& message, const Wait& wait) {
   for (Clock::time_point next{};;) {
     elsewhere.announce();
     if (const auto now = Clock::now(); now >= next) {  // the first time at once
-      check_wait(wait);
+      check_wait(wait, transport_.is_coming(message));
       next = now + timing::kPoll;
     }
     transport_.sleep(message, timing::kPoll);
@@ -234,12 +234,13 @@ void PeerChannels::fail_since_lost(const Wait& wait) {
                              liveness_.progress(wait.peer, operation_of(wait.peer))));
 }
 
-void PeerChannels::check_wait(const Wait& wait) {
+void PeerChannels::check_wait(const Wait& wait, bool is_coming) {
   control_->dispatch();
   liveness_.check();
   liveness_.check_job(wait.during());
   const auto now = Clock::now();
-  if (const auto left = left_at(wait.peer); left && now - *left > timing::kLastMessages)
+  const auto left = left_at(wait.peer);
+  if (left && !is_coming && now - *left > timing::kLastMessages)
     liveness_.fail_since_left(wait.during(), wait.peer, operation_of(wait.peer));
   // The peer's last messages may have arrived already, and only have to be taken in.
   if (!transport_.loss(outer(wait.peer)).empty()) {

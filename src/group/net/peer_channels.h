@@ -199,7 +199,7 @@ class PeerChannels final : private ControlPlane::Listener {
   // Waits until the message is over, and sets it to null.
   void await(Transport::Message*& message, const Wait& wait);
   [[noreturn]] void fail_since_lost(const Wait& wait);
-  void check_wait(const Wait& wait);
+  void check_wait(const Wait& wait, bool is_coming);
   // `culprit`: the only rank of the job that is awaited, or -1.
   void announce(Deadline& deadline, int culprit);
   void hear(int from, const ControlPlane::Notice& notice) override;

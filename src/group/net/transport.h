@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +34,8 @@ class Transport {
   // Returns the state of a message. Unless that is under_way, the message is gone afterwards.
   virtual State test(Message* message) = 0;
   virtual bool is_under_way(const Message* message) = 0;
+  // Whether a receive is over, or has begun: then the rest of it comes, unless the peer is lost.
+  virtual bool is_coming(const Message*) { return false; }
   // Ends a message, which is gone afterwards. Its memory is not touched once this returns; the
   // connection may be cut for that. False if that is impossible: the memory must then never be used
   // again.
@@ -67,7 +68,7 @@ class Transport {
   struct Connection {
     int rank;
     int socket;
-    bool is_second = false;  // to a rank that has one
+    bool is_bulk = false;  // for large messages only, beside the one that is for all others
   };
   virtual std::vector<Connection> new_connections() { return {}; }
   // The TCP port at which this rank accepts connections; 0: it does not.
@@ -98,8 +99,8 @@ struct TransportOptions {
   std::string host = {};  // the IP address to listen on; empty: no interface of `interfaces` is up
   std::chrono::nanoseconds timeout = std::chrono::nanoseconds::max();  // for peers to connect
   // Whether the bytes of large messages take connections of their own, to which another thread
-  // writes; empty: if each rank of this host has two cores.
-  std::optional<bool> sends_in_bulk = {};
+  // writes. It pays if each rank of this machine has two cores.
+  bool sends_in_bulk = false;
 };
 
 // How the processes of one launcher exchange texts before they know each other's addresses. The

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "group/net/tcp/sender.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <tutti/error.h>
 #include <unistd.h>
@@ -16,7 +15,7 @@ namespace tutti::group::tcp {
 
 namespace {
 
-// The thread writes this much at once. drop() waits for that.
+// The thread writes this much at once.
 constexpr size_t kPiece = 512 << 10;
 // After a write the thread looks for more for this long before it sleeps, unless a socket is full.
 constexpr std::chrono::microseconds kLook{100};
@@ -41,7 +40,11 @@ void clear(const File& event) {
 
 }  // namespace
 
-Sender::Sender() : event_(new_event()), done_event_(new_event()), thread_([this] { run(); }) {}
+Sender::Sender(const cpu_set_t& cores)
+    : event_(new_event()), done_event_(new_event()), thread_([this, cores] {
+        sched_setaffinity(0, sizeof(cores), &cores);
+        run();
+      }) {}
 
 Sender::~Sender() {
   {
@@ -106,9 +109,11 @@ bool Sender::write_all(std::unique_lock<std::mutex>& lock) {
 void Sender::write_next(int peer, Lane& lane, std::unique_lock<std::mutex>& lock) {
   Part& part = lane.parts.front();
   lane.is_busy = true;
+  const int socket = lane.socket;
   lock.unlock();
   const ssize_t wrote =
-      went(send(lane.socket, part.data, std::min(part.bytes, kPiece), MSG_NOSIGNAL | MSG_DONTWAIT));
+      went(send(socket, part.data, std::min(part.bytes, kPiece), MSG_NOSIGNAL | MSG_DONTWAIT));
+  const int error = errno;
   lock.lock();
   lane.is_busy = false;
   lane.is_broken = wrote < 0;
@@ -120,21 +125,20 @@ void Sender::write_next(int peer, Lane& lane, std::unique_lock<std::mutex>& lock
   }
   if (lane.is_full) return;
   if (done_.written.empty() && done_.broken.empty()) signal(done_event_);
-  if (lane.is_broken) return done_.broken.push_back(peer);
+  if (lane.is_broken) return done_.broken.push_back({peer, error});
   done_.written.push_back(part.message);
   lane.parts.pop_front();
 }
 
 // Until something is added, or a socket that is full takes more.
 void Sender::wait(std::unique_lock<std::mutex>& lock, Clock::time_point looks_until) {
-  std::vector<pollfd> files{{event_.get(), POLLIN, 0}};
-  std::vector<Lane*> full;
+  files_.assign(1, {event_.get(), POLLIN, 0});
   for (auto& [peer, lane] : lanes_) {
-    if (!lane.is_full || lane.parts.empty()) continue;
-    files.push_back({lane.socket, POLLOUT, 0});
-    full.push_back(&lane);
+    if (lane.parts.empty() || lane.is_broken) continue;
+    if (!lane.is_full) return;  // added while another was written
+    files_.push_back({lane.socket, POLLOUT, 0});
   }
-  if (full.empty() && Clock::now() < looks_until) {
+  if (files_.size() == 1 && Clock::now() < looks_until) {
     lock.unlock();
     for (int i = 0; i < kPauses; ++i) base::pause();
     lock.lock();
@@ -142,12 +146,14 @@ void Sender::wait(std::unique_lock<std::mutex>& lock, Clock::time_point looks_un
   }
   is_waiting_ = true;
   lock.unlock();
-  poll(files.data(), files.size(), -1);
+  poll(files_.data(), files_.size(), -1);
   lock.lock();
   is_waiting_ = false;
-  if (files[0].revents) clear(event_);
-  for (size_t i = 0; i < full.size(); ++i)
-    if (files[i + 1].revents) full[i]->is_full = false;
+  if (files_[0].revents) clear(event_);
+  for (auto& [peer, lane] : lanes_) {
+    const auto takes = [&](const pollfd& file) { return file.fd == lane.socket && file.revents; };
+    if (std::ranges::any_of(files_, takes)) lane.is_full = false;
+  }
 }
 
 }  // namespace tutti::group::tcp

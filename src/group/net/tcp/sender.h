@@ -3,6 +3,9 @@
 // read and sum: two cores move them faster than one.
 #pragma once
 
+#include <poll.h>
+#include <sched.h>
+
 #include <chrono>
 #include <cstddef>
 #include <deque>
@@ -15,11 +18,11 @@
 
 namespace tutti::group::tcp {
 
-// Bytes to one peer go in the order in which they were added. Safe to use from any thread; no call
-// waits for longer than one write takes.
+// Bytes to one peer go in the order in which they were added. Safe to use from any thread.
 class Sender {
  public:
-  Sender();
+  // The thread may run on these cores, whatever the calling thread is bound to.
+  explicit Sender(const cpu_set_t& cores);
   ~Sender();
   Sender(const Sender&) = delete;
 
@@ -27,14 +30,18 @@ class Sender {
   // `socket`, which takes nothing else from this peer on, stays open until drop().
   void add(int peer, int socket, Transport::Message* message, const void* data, size_t bytes);
 
+  struct Broken {
+    int peer;
+    int error;  // why its socket takes nothing any more
+  };
   struct Done {
     std::vector<Transport::Message*> written;
-    std::vector<int> broken;  // peers whose socket takes nothing any more
+    std::vector<Broken> broken;
   };
   // What has happened since this was asked last. `events()` is readable if anything has.
   Done take_done();
   int events() const { return done_event_.get(); }
-  // Gives up all messages to a peer, and returns them.
+  // Gives up all messages to a peer, and returns them. Soon, if the socket is shut down.
   std::vector<Transport::Message*> drop(int peer);
 
  private:
@@ -63,6 +70,7 @@ class Sender {
   std::mutex mutex_;
   std::map<int, Lane> lanes_;  // by peer; one that was made stays
   Done done_;
+  std::vector<pollfd> files_;  // of wait()
   bool is_waiting_ = false, is_closing_ = false;
   std::thread thread_;
 };

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -41,8 +40,8 @@ struct PeerAddress {
 struct Place {
   int rank;
   File listener;
-  std::vector<PeerAddress> ranks;          // by rank
-  std::optional<bool> sends_in_bulk = {};  // as in TransportOptions
+  std::vector<PeerAddress> ranks;  // by rank
+  bool sends_in_bulk = false;      // as in TransportOptions
 };
 
 // How many bytes the system took, by the result of its call; -1: it will never take any.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The module "tcp": connections between hosts with nothing faster between them.
 //
-// Two ranks have one connection, made when a message between them is first sent or awaited
-// (connector.h). A rank listens as long as it takes part in the job.
+// Two ranks have a connection, made when a message between them is first sent or awaited
+// (connector.h), and one each way for large messages. A rank listens as long as it takes part in
+// the job.
 #include <fmt/format.h>
 #include <netdb.h>
 #include <poll.h>
@@ -102,7 +103,7 @@ class TcpEndpoint : public Endpoint {
  private:
   const std::string host_;
   const std::chrono::nanoseconds timeout_;
-  const std::optional<bool> sends_in_bulk_;
+  const bool sends_in_bulk_;
   Secret secret_;
   File listener_;
 };

@@ -7,6 +7,8 @@
 // that two threads could not send and receive on it at once.
 #include <fmt/format.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
@@ -43,8 +45,8 @@ using std::chrono::milliseconds;
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
-// From this size on the bytes of a message may go in bulk, to so many peers at most.
-constexpr size_t kLarge = 256 << 10, kMostInBulk = 64;
+// From this size on the bytes of a message may go in bulk, while so few peers are connected.
+constexpr size_t kLarge = 256 << 10, kFewPeers = 64;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
 // Marks the head of a message whose bytes come in bulk.
@@ -95,7 +97,7 @@ struct Peer {
   File bulk_out, bulk_in;                    // the same
   uint32_t interest = 0, bulk_interest = 0;  // of the epoll, in `file` and `bulk_in`
   std::string loss = {};
-  std::optional<int> end;  // what ended `file`, while there may still be something in bulk_in
+  std::optional<int> end;  // what ended the connection, while something may still be in bulk_in
 
   Head head{};
   size_t head_bytes = 0;
@@ -114,8 +116,10 @@ struct Peer {
            std::ranges::none_of(bulk, &Incoming::into);
   }
   // What is coming in for this receive, or is kept as this early message; null: nothing.
-  template <class Is>
-  Incoming* find_coming(Is is) {
+  Incoming* find_coming(const void* receive_or_early) {
+    const auto is = [&](const Incoming& one) {
+      return one.into == receive_or_early || one.early == receive_or_early;
+    };
     if (is(coming)) return &coming;
     const auto found = std::ranges::find_if(bulk, is);
     return found == bulk.end() ? nullptr : &*found;
@@ -128,10 +132,15 @@ class TcpTransport : public Transport {
       : rank_(place.rank),
         peers_(place.ranks.size()),
         sends_in_bulk_(place.sends_in_bulk),
-        connector_(std::move(place), epoll_.get()) {}
+        connector_(std::move(place), epoll_.get()) {
+    if (sched_getaffinity(0, sizeof(cores_), &cores_) != 0) sends_in_bulk_ = false;
+  }
   ~TcpTransport() override {
     sender_.reset();
-    for (const Peer* peer : connected_) shutdown(peer->file.get(), SHUT_WR);
+    for (const Peer* peer : connected_) {
+      shutdown(peer->file.get(), SHUT_WR);
+      if (peer->bulk_out) shutdown(peer->bulk_out.get(), SHUT_WR);
+    }
   }
 
   // Returns when the system of another host has taken a call.
@@ -191,8 +200,7 @@ class TcpTransport : public Transport {
     if (found != peer.early.end()) {
       if (found->bytes > bytes) asked.state = State::too_long;
       const bool fits = asked.state == State::under_way;
-      Incoming* const rest =
-          peer.find_coming([&](const Incoming& c) { return c.early == &*found; });
+      Incoming* const rest = peer.find_coming(&*found);
       const size_t there = found->bytes - (rest ? rest->left : 0);
       if (fits && there) std::memcpy(to, found->data.get(), there);
       if (!rest) {
@@ -242,6 +250,11 @@ class TcpTransport : public Transport {
     std::lock_guard lock(mutex_);
     return message && is_under_way_locked(message);
   }
+  bool is_coming(const Message* message) override {
+    std::lock_guard lock(mutex_);
+    return !is_under_way_locked(message) ||
+           peer_of(static_cast<const TcpMessage*>(message)->peer).find_coming(message);
+  }
 
   bool cancel(Message* given) override {
     if (!given) return true;
@@ -261,12 +274,11 @@ class TcpTransport : public Transport {
           if (!progress_locked()) nap(milliseconds(1));
         // The peer does not take the message, so only cutting the connection frees its memory.
         if (message->state == State::under_way) lose(peer, "it does not take what is sent to it");
+        settle_sent();
       }
     } else if (message->state == State::under_way) {
       std::erase(peer.posted, message);
-      if (Incoming* const coming =
-              peer.find_coming([&](const Incoming& c) { return c.into == message; }))
-        *coming = {coming->left};
+      if (Incoming* const coming = peer.find_coming(message)) *coming = {coming->left};
       watch(peer);
     }
     messages_.drop(message);
@@ -343,7 +355,10 @@ class TcpTransport : public Transport {
     for (Connector::Made& made : connector_.take_made()) {
       Peer& peer = peer_of(made.rank);
       const bool is_bulk = made.purpose == Connector::Purpose::bulk;
-      if (is_bulk && !peer.loss.empty()) continue;
+      if (!peer.loss.empty()) {
+        shutdown(made.file.get(), SHUT_RDWR);
+        continue;
+      }
       new_.push_back({made.rank, made.file.get(), is_bulk});
       has_new_.store(true, std::memory_order_relaxed);
       if (!is_bulk) connected_.push_back(&peer);
@@ -406,11 +421,8 @@ class TcpTransport : public Transport {
   void lose(Peer& peer, const std::string& why) {
     peer.loss = why;
     if (peer.bulk_out && sender_) {
-      for (Message* const dropped : sender_->drop(peer.rank)) {
-        own(dropped)->state = State::failed;
-        --handed_;
-      }
-      take_written();
+      shutdown(peer.bulk_out.get(), SHUT_RDWR);
+      drop_handed(peer);
     }
     for (TcpMessage* const waits : peer.unsent) {
       waits->state = State::failed;
@@ -421,7 +433,6 @@ class TcpTransport : public Transport {
     peer.coming = {};
     peer.bulk.clear();
     std::erase_if(peer.early, [](const Early& early) { return !early.is_whole; });
-    if (!peer.file) return;
     std::erase(connected_, &peer);
     close(peer.file, peer.interest);
     close(peer.bulk_in, peer.bulk_interest);
@@ -471,25 +482,16 @@ class TcpTransport : public Transport {
 
   // Whether the bytes of a message go on a connection of their own; calls for one if so.
   bool goes_in_bulk(const Peer& peer, size_t bytes) {
-    if (bytes < kLarge || !peer.file || connected_.size() > kMostInBulk) return false;
-    if (!sends_in_bulk_) sends_in_bulk_ = has_two_cores();
-    if (!*sends_in_bulk_) return false;
-    if (peer.bulk_out) return has_sender();
+    if (bytes < kLarge || !sends_in_bulk_ || !peer.file || connected_.size() > kFewPeers)
+      return false;
+    if (peer.bulk_out) return make_sender();
     connector_.call(peer.rank, Connector::Purpose::bulk);
     return false;
   }
-  // Whether each rank of this host has two of the cores that this thread may run on.
-  bool has_two_cores() const {
-    const std::string_view mine = host_of(rank_);
-    int ranks = 0;
-    for (int r = 0; r < int(peers_.size()); ++r) ranks += host_of(r) == mine;
-    cpu_set_t usable;
-    return sched_getaffinity(0, sizeof(usable), &usable) == 0 && CPU_COUNT(&usable) >= 2 * ranks;
-  }
-  // Makes it when it is first needed, unless the system has no thread or file for it.
-  bool has_sender() try {
+  // When it is first needed. False: the system has no thread or file for it.
+  bool make_sender() try {
     if (sender_) return true;
-    auto made = std::make_unique<Sender>();
+    auto made = std::make_unique<Sender>(cores_);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = 2 * peers_.size();
@@ -505,24 +507,42 @@ class TcpTransport : public Transport {
     sender_->add(peer.rank, peer.bulk_out.get(), &message, message.data, message.bytes);
     ++handed_;
   }
-  void take_written() {
-    if (!sender_) return;
-    Sender::Done done = sender_->take_done();
+  void settle_sent() {
+    if (!handed_) return;
+    const Sender::Done done = sender_->take_done();
     for (Message* const message : done.written) own(message)->state = State::over;
     handed_ -= done.written.size();
     if (!done.written.empty()) sleepers_.wake();
-    broken_.insert(broken_.end(), done.broken.begin(), done.broken.end());
+    for (const auto& [rank, error] : done.broken) {
+      Peer& peer = peer_of(rank);
+      drop_handed(peer);
+      drain(peer);
+      if (peer.file && !peer.end) end(peer, error);
+      if (peer.file && peer.bulk.empty()) lose(peer, *peer.end);
+    }
   }
-  void settle_sent() {
-    if (!handed_) return;
-    take_written();
-    for (const int rank : std::exchange(broken_, {})) lose_bulk(peer_of(rank), ECONNRESET);
+  void drop_handed(const Peer& peer) {
+    for (Message* const dropped : sender_->drop(peer.rank)) {
+      own(dropped)->state = State::failed;
+      --handed_;
+    }
+    sleepers_.wake();
   }
-  // One of the connections for bulk has ended. What the peer has sent before counts.
-  void lose_bulk(Peer& peer, int error) {
+  // Takes in the messages that a peer sent before its end.
+  void drain(Peer& peer) {
     while (peer.file && read_messages(peer)) {
     }
-    if (peer.file) lose(peer, peer.end.value_or(error));
+  }
+  // The connection has ended, or that for bulk. What the peer has sent in bulk before counts,
+  // unless its host is gone.
+  void end(Peer& peer, int error) {
+    peer.end = error;
+    if (peer.bulk.empty()) return;
+    if (error != 0 && error != ECONNRESET) return lose(peer, error);
+    const int soon = 1, few = 5;  // seconds, and questions without an answer
+    setsockopt(peer.bulk_in.get(), IPPROTO_TCP, TCP_KEEPIDLE, &soon, sizeof(soon));
+    setsockopt(peer.bulk_in.get(), IPPROTO_TCP, TCP_KEEPINTVL, &soon, sizeof(soon));
+    setsockopt(peer.bulk_in.get(), IPPROTO_TCP, TCP_KEEPCNT, &few, sizeof(few));
   }
 
   bool write(Peer& peer) {
@@ -564,7 +584,8 @@ class TcpTransport : public Transport {
     waits->state = State::too_long;
     return {.left = bytes};
   }
-  static bool has_memory(Incoming& one) {
+  // For an early message. False: there is none.
+  static bool make_memory(Incoming& one) {
     if (!one.early || one.to) return true;
     one.early->data.reset(new (std::nothrow) std::byte[one.early->bytes]);
     one.to = one.early->data.get();
@@ -603,7 +624,7 @@ class TcpTransport : public Transport {
           peer.head_bytes = 0;
           continue;
         }
-        if (!has_memory(peer.coming)) return "there is no memory for what it sent";
+        if (!make_memory(peer.coming)) return "there is no memory for what it sent";
       }
       if (peer.coming.left == 0) {
         peer.head_bytes = 0;
@@ -614,7 +635,7 @@ class TcpTransport : public Transport {
   }
 
   // Where to read the next bytes of this rank to. If a message begins with them, this bets on the
-  // awaited one: its bytes then need not be moved. What comes in bulk is none of these.
+  // awaited one: its bytes then need not be moved. Those of a large one would come in bulk.
   std::span<const iovec> next_places(const Peer& peer, const TcpMessage* awaited) {
     const iovec ahead{ahead_.data(), ahead_.size()};
     const iovec head{ahead_.data(), sizeof(Head)};
@@ -652,7 +673,7 @@ class TcpTransport : public Transport {
       if (got < 0 && errno == EAGAIN) return happened;
       happened = true;
       if (got <= 0) {
-        peer.end = got == 0 ? 0 : errno;
+        end(peer, got == 0 ? 0 : errno);
         return true;
       }
       size_t left = size_t(got);
@@ -672,18 +693,19 @@ class TcpTransport : public Transport {
     bool happened = false;
     for (int i = 0; i < 16 && peer.bulk_in && !peer.bulk.empty() && !peer.is_full(); ++i) {
       Incoming& next = peer.bulk.front();
-      if (!has_memory(next)) {
+      if (!make_memory(next)) {
         lose(peer, "there is no memory for what it sent");
         return true;
       }
-      const ssize_t got = next.to ? recv(peer.bulk_in.get(), next.to, next.left, MSG_DONTWAIT)
-                                  : recv(peer.bulk_in.get(), ahead_.data(),
-                                         std::min(next.left, ahead_.size()), MSG_DONTWAIT);
+      const ssize_t got = recv(peer.bulk_in.get(), next.to, next.left,
+                               MSG_DONTWAIT | (next.to ? 0 : MSG_TRUNC));  // which drops it
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return happened;
       happened = true;
       if (got <= 0) {
-        lose_bulk(peer, got == 0 ? 0 : errno);
+        const int error = got == 0 ? 0 : errno;
+        drain(peer);
+        if (peer.file) lose(peer, peer.end.value_or(error));
         return true;
       }
       arrived(next, size_t(got));
@@ -713,7 +735,7 @@ class TcpTransport : public Transport {
       Peer& peer = *peers_[event % peers_.size()];
       const uint32_t what = events[size_t(i)].events;
       if (what & ~uint32_t(EPOLLOUT)) happened |= read(peer);
-      if (what & EPOLLOUT && peer.file) happened |= write(peer);
+      if (what & EPOLLOUT && peer.file && !peer.end) happened |= write(peer);
     }
     if (attended || connector_.has_deadlines()) {
       connector_.check_deadlines();
@@ -742,7 +764,8 @@ class TcpTransport : public Transport {
   std::vector<Peer*> connected_;
   std::vector<Connection> new_;
   std::atomic<bool> has_new_{false};
-  std::optional<bool> sends_in_bulk_;
+  bool sends_in_bulk_;
+  cpu_set_t cores_{};  // that this process might use when it joined
   Connector connector_;
   std::array<std::byte, kAhead> ahead_;
   std::array<iovec, 3> places_;
@@ -750,7 +773,6 @@ class TcpTransport : public Transport {
   Sleepers sleepers_;
   size_t unsent_ = 0, handed_ = 0;  // messages that wait in `unsent` of peers; that the sender has
   Clock::time_point cancel_until_{};
-  std::vector<int> broken_;  // as the sender says
   std::unique_ptr<Sender> sender_;
 };
 
