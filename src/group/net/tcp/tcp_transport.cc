@@ -516,9 +516,7 @@ class TcpTransport : public Transport {
     for (const auto& [rank, error] : done.broken) {
       Peer& peer = peer_of(rank);
       drop_handed(peer);
-      drain(peer);
-      if (peer.file && !peer.end) end(peer, error);
-      if (peer.file && peer.bulk.empty()) lose(peer, *peer.end);
+      give_up_sending(peer, error);
     }
   }
   void drop_handed(const Peer& peer) {
@@ -533,6 +531,11 @@ class TcpTransport : public Transport {
     while (peer.file && read_messages(peer)) {
     }
   }
+  void give_up_sending(Peer& peer, int error) {
+    drain(peer);
+    if (peer.file && !peer.end) end(peer, error);
+    if (peer.file && peer.bulk.empty()) lose(peer, *peer.end);
+  }
   // The connection has ended, or that for bulk. What the peer has sent in bulk before counts,
   // unless its host is gone.
   void end(Peer& peer, int error) {
@@ -543,6 +546,7 @@ class TcpTransport : public Transport {
     setsockopt(peer.bulk_in.get(), IPPROTO_TCP, TCP_KEEPIDLE, &soon, sizeof(soon));
     setsockopt(peer.bulk_in.get(), IPPROTO_TCP, TCP_KEEPINTVL, &soon, sizeof(soon));
     setsockopt(peer.bulk_in.get(), IPPROTO_TCP, TCP_KEEPCNT, &few, sizeof(few));
+    watch(peer);
   }
 
   bool write(Peer& peer) {
@@ -553,7 +557,7 @@ class TcpTransport : public Transport {
       if (sent == 0) return happened;
       happened = true;
       if (sent < 0 && next.done > 0) {  // nothing could follow it
-        lose(peer, errno);
+        give_up_sending(peer, errno);
         return true;
       }
       if (sent > 0) {
