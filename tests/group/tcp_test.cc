@@ -19,6 +19,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using group::Endpoint;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -97,7 +100,7 @@ TEST_P(TcpSends, BringWhatWasSentBeforeTheEnd) {
 }
 
 TEST_P(TcpSends, LeaveTheMemoryOfACancelledReceiveAlone) {
-  const auto sent = message(8 << 20, 7);
+  const auto sent = message(64 << 20, 7);  // more than is read at once
   std::vector<std::byte> got(sent.size());
   auto* const coming = ranks[1]->receive(0, 1, got.data(), got.size());
   EXPECT_FALSE(ranks[1]->is_coming(coming));
@@ -143,8 +146,10 @@ TEST(Tcp, LosesAPeerWhoseConnectionForLargeMessagesEnds) {
     shutdown(sockets[size_t(which)], SHUT_RDWR);
     ASSERT_TRUE(eventually(
         ranks, [&] { return !ranks[0]->loss(1).empty() && !ranks[1]->loss(0).empty(); }));
-    EXPECT_EQ(finish(large, *ranks[0], ranks), State::failed);
-    EXPECT_EQ(finish(other, *ranks[1], ranks), State::failed);
+    // What goes the other way may have been taken whole before the end was seen.
+    const std::vector<State> ends{finish(large, *ranks[0], ranks), finish(other, *ranks[1], ranks)};
+    EXPECT_THAT(ends, Contains(State::failed));
+    EXPECT_THAT(ends, Each(AnyOf(State::failed, State::over)));
     EXPECT_EQ(finish(ranks[0]->receive(1, 2, got.data(), got.size()), *ranks[0], ranks),
               State::over);
     EXPECT_EQ(got, std::vector<std::byte>(sent.begin(), sent.begin() + 5));

@@ -49,6 +49,8 @@ constexpr size_t kLittle = 4 << 10;
 constexpr size_t kLarge = 256 << 10, kFewPeers = 64;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
+// Bytes that one call reads in bulk.
+constexpr size_t kAtOnce = 1 << 20;
 // Marks the head of a message whose bytes come in bulk.
 constexpr uint32_t kInBulk = kMark + 1;
 
@@ -701,7 +703,7 @@ class TcpTransport : public Transport {
         lose(peer, "there is no memory for what it sent");
         return true;
       }
-      const ssize_t got = recv(peer.bulk_in.get(), next.to, next.left,
+      const ssize_t got = recv(peer.bulk_in.get(), next.to, std::min(next.left, kAtOnce),
                                MSG_DONTWAIT | (next.to ? 0 : MSG_TRUNC));  // which drops it
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return happened;
