@@ -45,7 +45,8 @@ using std::chrono::milliseconds;
 constexpr size_t kAhead = 16 << 10;
 // Up to this size a message is written from one place, with its head.
 constexpr size_t kLittle = 4 << 10;
-// From this size on the bytes of a message may go in bulk, while so few peers are connected.
+// From this size on the bytes of a message may go in bulk, unless more peers than these are
+// connected.
 constexpr size_t kLarge = 256 << 10, kFewPeers = 64;
 // Bytes of early messages that are kept from one rank. Beyond them the sender waits.
 constexpr size_t kMostEarly = 64 << 20;
@@ -84,12 +85,13 @@ struct Early {
   bool is_whole = false;
 };
 
-// A message that is coming in: `left` bytes go to `to`; null: they are dropped.
+// A message that is coming in: `left` bytes go to `to`. Null: an early message has no memory yet,
+// and any other is dropped.
 struct Incoming {
   size_t left = 0;
   std::byte* to = nullptr;
   TcpMessage* into = nullptr;  // or
-  Early* early = nullptr;      // or neither: nobody wants it
+  Early* early = nullptr;      // or neither: its receive was cancelled, or was too short for it
 };
 
 struct Peer {
